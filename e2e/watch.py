@@ -45,6 +45,11 @@ class Watch:
                 if not self._is_new.wait(deadline - time.monotonic()):
                     raise TimeoutError(f"watched {seconds:g} s in vain for {what}")
 
+    def states_since(self, moment: float) -> list[State]:
+        """That of the moment first."""
+        with self._is_new:
+            return [self.at(moment), *(state for seen, state in self._states if seen > moment)]
+
     def at(self, moment: float) -> State:
         """The objects as they then were."""
         with self._is_new:

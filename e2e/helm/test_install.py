@@ -1,5 +1,6 @@
 """Install, upgrade and uninstall on a real API server. There is no kubelet: the operator itself runs as a process."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from e2e.helm.conftest import KVASIR_CRDS
-from e2e.helm.helm import CHART, CI_FILES, REGISTRY_NAMED, Helm, HelmError
+from e2e.helm.helm import CHART, CI_FILES, REGISTRY_NAMED, ROOT, Helm, HelmError
 from e2e.helm.installed import (
     OPERATOR,
     certificate,
@@ -153,6 +154,9 @@ def test_the_notes_say_how_to_go_on(helm: Helm, cluster: ControlPlane, namespace
     service: dict[str, Any] = yaml.safe_load(example)
     service["metadata"]["namespace"] = namespace
     apply_service(cluster, service)
+    page = (ROOT / "docs" / "install.md").read_text()
+    [five] = [each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "<<EOF" in each]
+    assert five in notes, "docs/install.md says something else"
     assert cluster.exists(f"/api/v1/namespaces/{namespace}/services/{OPERATOR}")
 
 

@@ -19,7 +19,9 @@ from tests.runtime.model_sources.hub_server import Asked, Repository, running_hu
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "kvasir-python-7m"
 OPEN, PRIVATE, GATED = "kvasir/open", "kvasir/private", "kvasir/gated"
-READERS = {OPEN: "everyone", PRIVATE: "token", GATED: "nobody"}
+DOCUMENTED = "Qwen/Qwen2.5-0.5B-Instruct"
+"""With which docs/install.md begins."""
+READERS = {OPEN: "everyone", DOCUMENTED: "everyone", PRIVATE: "token", GATED: "nobody"}
 NAME, PORT = "hub", 8470
 
 

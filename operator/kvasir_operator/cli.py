@@ -17,7 +17,7 @@ from kvasir_operator.api import labels
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
 from kvasir_operator.api.fields import without_none
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests, title
 from kvasir_operator.api.reference import reference_text
 from kvasir_operator.errors import (
     InvalidManifestError,
@@ -115,10 +115,11 @@ def _service_key(text: str) -> ServiceKey:
 
 
 def _render(arguments: argparse.Namespace) -> int:
-    services = [service for path in arguments.files for service in load_services(path)]
-    rendered = render_services(services, _settings(arguments))
+    files = [load_manifests(path) for path in arguments.files]
+    rendered = render_services([service for file in files for service in file.services], _settings(arguments))
     sys.stdout.write(rendered.text)
-    for warning in rendered.warnings:
+    passed_over = [f"{title(other)} is passed over" for file in files for other in file.others]
+    for warning in (*rendered.warnings, *passed_over):
         print(f"kvasir-operator: warning: {warning}", file=sys.stderr)
     return 0
 

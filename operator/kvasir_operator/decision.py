@@ -10,8 +10,24 @@ from types import MappingProxyType
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
 from kvasir_operator.apply.plan import Cause, FoundUnchanged, Plan, make_plan
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
-from kvasir_operator.groups.group import Group, WantedGroup, chosen_indexes, kinds_by_index, staying
-from kvasir_operator.groups.restart import RestartDecision, decide_restart, group_problems, record_after, removed_sets
+from kvasir_operator.groups.group import (
+    Group,
+    WantedGroup,
+    chosen_indexes,
+    kinds_by_index,
+    staying,
+    taken_apart,
+)
+from kvasir_operator.groups.restart import (
+    RestartDecision,
+    decide_restart,
+    group_problems,
+    record_after,
+    removed_sets,
+    restart_asked_for,
+    restart_gracefully,
+    take_apart,
+)
 from kvasir_operator.kube.kinds import KubeObject, ObjectKey
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed
@@ -117,12 +133,16 @@ def _restarts(
     rollout: RolloutPlan, workloads: Collection[ObservedWorkload], going_groups: GoingGroups, now: str
 ) -> dict[str, RestartDecision]:
     """By name, of the groups that run on."""
-    decisions = {}
+    decisions: dict[str, RestartDecision] = {}
     for each in workloads:
         key = each.workload.key
-        for group in staying(each.groups, rollout.replicas.get(key, 0), going_groups.get(key, frozenset())):
-            decisions[group.name] = decide_restart(group, now)
-    return decisions
+        groups = staying(each.groups, rollout.replicas.get(key, 0), going_groups.get(key, frozenset()))
+        decisions |= {group.name: decide_restart(group, now) for group in groups}
+        asked = restart_asked_for(groups)
+        if asked is not None and decisions[asked.name].restart is None:
+            decisions[asked.name] = restart_gracefully(asked)
+    current = (group for each in workloads if each.workload.key.revision == rollout.revision for group in each.groups)
+    return decisions | {group.name: take_apart(group) for group in taken_apart(current)}
 
 
 def _wanted_groups(
@@ -135,7 +155,10 @@ def _wanted_groups(
     now: str,
 ) -> dict[str, Sequence[WantedGroup]]:
     """Of the current revision, by role."""
-    by_key = {each.workload.key: each.groups for each in workloads}
+    by_key = {each.workload.key: each.groups for each in workloads if each.workload.key.revision == wanted.revision}
+    current = [group for groups in by_key.values() for group in groups]
+    apart = {group.name for group in taken_apart(current)}
+    is_room_lacking = any(group.is_partly_placed for group in current)
     found: dict[str, Sequence[WantedGroup]] = {}
     for role in wanted.roles:
         if not role.is_grouped:
@@ -143,8 +166,11 @@ def _wanted_groups(
         key = WorkloadKey(role.name, wanted.revision)
         groups = by_key.get(key, [])
         avoided = _avoided_nodes(groups, restarts, now)
-        going_now, taken = going_groups.get(key, frozenset()), _taken(observed.pods, key)
-        indexes = chosen_indexes(groups, replicas[role.name], going_now, taken)
+        num_wanted = replicas[role.name]
+        if is_room_lacking:
+            num_wanted = min(num_wanted, sum(group.is_running and group.name not in apart for group in groups))
+        going_now = apart | going_groups.get(key, frozenset())
+        indexes = chosen_indexes(groups, num_wanted, going_now, _taken(observed.pods, key))
         kinds = kinds_by_index(groups, indexes, wanted.group_kind)
         found[role.name] = [WantedGroup(index, avoided.get(index, ()), kinds[index]) for index in indexes]
     return found

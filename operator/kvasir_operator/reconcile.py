@@ -4,6 +4,7 @@ Level-triggered: a pass reads everything it needs and knows nothing of what woke
 after a crash, a child's event and the periodic resync are the same pass. Over an unchanged service it writes nothing.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -35,13 +36,21 @@ from kvasir_operator.kube.kinds import (
     object_key,
     service_key,
 )
-from kvasir_operator.observe.engine_http import ReadDownloads, read_downloads, read_work
+from kvasir_operator.observe.engine_http import (
+    ReadContexts,
+    ReadDownloads,
+    SeenContexts,
+    read_contexts,
+    read_downloads,
+    read_work,
+)
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.seen_secrets import SeenSecrets
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
@@ -98,6 +107,7 @@ class Reconciler:
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
         read_downloads: ReadDownloads = read_downloads,
+        read_contexts: ReadContexts = read_contexts,
         do_changes_wait: Callable[[ServiceKey], bool] = lambda key: False,
         ledger: ScalingLedger | None = None,
         restarts: RestartCounter | None = None,
@@ -114,6 +124,7 @@ class Reconciler:
         self._clock = clock
         self._read_work = read_work
         self._read_downloads = read_downloads
+        self._contexts = SeenContexts(read_contexts, clock)
         self._do_changes_wait = do_changes_wait
         self._ledger = ledger or ScalingLedger()
         self._restarts = restarts or RestartCounter()
@@ -131,6 +142,7 @@ class Reconciler:
             self._gateway.forget(key)
             self._restarts.forget(key)
             self._secrets.forget(key)
+            self._contexts.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         try:
             wanted = self._desired(obj)
@@ -159,7 +171,7 @@ class Reconciler:
         problems = find_problems(
             wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway, decision.problems
         )
-        situation = _situation(wanted, decision.rollout, problems, gateway)
+        situation = _situation(wanted, decision.rollout, problems, gateway, observed.cut_context)
         if wanted.is_autoscaled:
             situation = replace(situation, scaling=self._ledger.scaling_of(key))
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
@@ -191,7 +203,10 @@ class Reconciler:
         observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key, owner_uid))
         self._secrets.remember(key, owner_uid, observed.children)
         self._restarts.observe(key, observed)
-        return replace(observed, downloads=await self._read_downloads(observed.pods))
+        downloads, cut_context = await asyncio.gather(
+            self._read_downloads(observed.pods), self._contexts.shortest_cut(key, observed.pods)
+        )
+        return replace(observed, downloads=downloads, cut_context=cut_context)
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
         """Children stay as they are: what runs keeps serving until the spec holds again."""
@@ -289,10 +304,22 @@ def _look_seconds(observed: Observed, now: str) -> float | None:
 
 
 def _situation(
-    wanted: DesiredService, rollout: RolloutPlan, problems: list[Waiting], gateway: GatewayState | None
+    wanted: DesiredService,
+    rollout: RolloutPlan,
+    problems: list[Waiting],
+    gateway: GatewayState | None,
+    cut_context: EngineContext | None,
 ) -> Situation:
     service = wanted.service
-    return Situation(service.model_names[0], problems, rollout.state, wanted.blocked, service.spec.suspend, gateway)
+    return Situation(
+        service.model_names[0],
+        problems,
+        rollout.state,
+        wanted.blocked,
+        service.spec.suspend,
+        gateway,
+        cut_context=cut_context,
+    )
 
 
 def _not_ours(plan: Plan) -> frozenset[ObjectKey]:

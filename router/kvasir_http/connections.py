@@ -7,6 +7,10 @@ reach the client before the answer does.
 A connection is idle unless a request's whole head has come and its answer is not over, or is yet to be read. Where
 there are too many, the longest idle makes way, so that whoever opens connections and asks nothing shuts nobody out, and
 probes get through; where none is idle, the newcomer is refused.
+
+A server that is told to stop drains: load balancers, Ingress controllers and `kubectl port-forward` go on sending for
+seconds, and a refused connection is an error to all of them. So it goes on listening and answering, each answer with
+`connection: close`, until nothing has been asked for a while.
 """
 
 import asyncio
@@ -113,6 +117,8 @@ def _yes() -> bool:
 
 SPARE_DESCRIPTORS = 128
 """Of a process, for what is no client's connection."""
+_LOOK_SECONDS = 0.02
+"""Between two looks whether a server that drains still answers."""
 _IPV6_HOST_PREFIX = 64
 """A host has a whole network of this size, and may take any address in it."""
 
@@ -141,9 +147,14 @@ class ConnectionLimits:
 
 
 class Connections:
-    """Those of one server."""
+    """Those of one server. `is_refusing` is for whoever handles requests, and set by who ends the server."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
+        self.is_draining = False
+        """Every answer that begins is its connection's last."""
+        self.is_refusing = False
+        """The time that is left is for the requests that are being answered."""
+        self._last_asked = 0.0
         self._limits = limits
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
@@ -179,6 +190,20 @@ class Connections:
         self._num_of_peer[connection.peer] -= 1
         if not self._num_of_peer[connection.peer]:
             del self._num_of_peer[connection.peer]
+
+    def start_drain(self) -> None:
+        self.is_draining = True
+        self.asked()
+
+    def asked(self) -> None:
+        """A request has come that is no probe or scrape."""
+        self._last_asked = asyncio.get_running_loop().time()
+
+    async def until_quiet(self, seconds: float) -> None:
+        """Returns once nothing is being answered and nothing has been asked for so long."""
+        time_of = asyncio.get_running_loop().time
+        while (seconds_left := self._last_asked + seconds - time_of()) > 0 or len(self._open) > len(self._idle):  # noqa: ASYNC110
+            await asyncio.sleep(max(seconds_left, _LOOK_SECONDS))
 
     def _make_way(self, newcomer: Connection, peer: str | None) -> None:
         """The newcomer is idle too, and the last of all."""

@@ -166,6 +166,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def begin(self, request: Any) -> None:
         """It is its turn."""
+        if self._connections_of_server.is_draining:
+            self.close_after(request)
         app = self.app if request.scope["http_version"] == "1.1" else cast(Any, _Unchunked(self.app, request))
         super()._start_asgi_task(request, app)
 
@@ -294,6 +296,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_understood = True
         self.receiving = request = self.make_request()
         self._connections_of_server.busy(self)
+        if self._connections_of_server.is_draining and self.parser.get_method() == b"POST":
+            self._connections_of_server.asked()
         self.unanswered.append(request)
         self._begin_next()
 

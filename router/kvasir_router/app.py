@@ -30,7 +30,7 @@ from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
 from kvasir_router.liveness import while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Fetch, Placement
-from kvasir_router.relay.exchange import Exchange
+from kvasir_router.relay.exchange import Exchange, KeepAlives
 from kvasir_router.relay.headers import RawHeaders
 from kvasir_router.relay.kv_transfer import lookup_params, without_clients_params
 from kvasir_router.relay.proxy import BUSY_STATUS, DOUBTFUL_STATUS, Proxy, forwarded_headers
@@ -62,9 +62,12 @@ class Parts:
 class Handler:
     """Of every request that is forwarded."""
 
-    def __init__(self, parts: Parts, num_retries: int, loop_bytes: int = LOOP_BYTES) -> None:
-        """`loop_bytes`: see LargeBodies."""
+    def __init__(
+        self, parts: Parts, num_retries: int, keep_alive_seconds: float = 0.0, loop_bytes: int = LOOP_BYTES
+    ) -> None:
+        """`keep_alive_seconds`: see KeepAlives; `loop_bytes`: see LargeBodies."""
         self._parts = parts
+        self._keep_alives = KeepAlives(keep_alive_seconds, asyncio.get_running_loop())
         self._num_retries = num_retries
         self._large_bodies = LargeBodies(loop_bytes)
 
@@ -75,7 +78,11 @@ class Handler:
         self._parts.metrics.in_flight.inc()
         try:
             job = await self._receive(exchange)
+            if job.request.is_stream and job.request.num_output_tokens:
+                self._keep_alives.watch(exchange)
             status = await self._answer(job)
+            if status >= 400:
+                logger.info("request_id=%s status=%d, the engine's own answer", exchange.request_id, status)
             exchange.end()
         except RequestError as error:
             status = error.status
@@ -90,6 +97,7 @@ class Handler:
             logger.exception("request_id=%s failed", exchange.request_id)
             exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
+            self._keep_alives.forget(exchange)
             exchange.drop()
             self._count(exchange, job, status)
 
@@ -113,7 +121,12 @@ class Handler:
             content = without_clients_params(fields, content)
         exchange.body.content = await read(partial(request.engine_body, inference, content))
         forwarded = forwarded_headers(
-            headers, exchange.request_id, tenant, service.router_secret, is_resumable=inference.is_resumable
+            headers,
+            exchange.request_id,
+            tenant,
+            service.router_secret,
+            is_stream=inference.is_stream,
+            is_resumable=inference.is_resumable,
         )
         queued = self._queued(inference, headers, service)
         return Job(exchange, service, inference, queued, forwarded, body_received, self._num_retries)

@@ -209,8 +209,7 @@ class RouterConfig:
         default=256 * 2**20,
         metadata=_flag(
             "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
-            "most, and have an eighth as much for themselves; of --workers each holds an equal part, and no less than "
-            "one body of --max-body-size",
+            "most, and have an eighth as much for themselves",
             read=parse_size,
             metavar="SIZE",
         ),
@@ -230,6 +229,13 @@ class RouterConfig:
     )
     request_timeout: float = field(
         default=3600.0, metadata=_duration("longest time in which an answer brings nothing, its first byte included")
+    )
+    sse_keepalive_interval: float = field(
+        default=20.0,
+        metadata=_duration(
+            "a stream that brings nothing for so long, in the queue too, gets a comment, and before its first token a "
+            "head with status 200, so that nothing in front takes its connection for idle; 0: never"
+        ),
     )
     connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
     retries: int = field(
@@ -258,7 +264,7 @@ class RouterConfig:
         default=None,
         metadata=_flag(
             "DNS name of all routers of the same engines, and the port at which each tells the others over ZMQ what it "
-            "sends where and would send next; not used with --workers (default: of others' requests only engines tell)",
+            "sends where and would send next (default: of others' requests only engines tell)",
             read=parse_host_port,
             metavar="HOST:PORT",
         ),
@@ -289,7 +295,7 @@ class RouterConfig:
         default="off",
         metadata=_flag(
             "on: an engine that exchanges KV and whose requests wait for room in it hands running streams over to one "
-            "where KV is half empty; needs --kv-events, and is not used with --workers"
+            "where KV is half empty; needs --kv-events"
         ),
     )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
@@ -305,14 +311,17 @@ class RouterConfig:
             "can take them"
         ),
     )
-    workers: int = field(
-        default=1,
-        metadata=_flag(
-            "processes that share the port, each with an index of its own and up to --max-in-flight; "
-            "limits of tenants, connections and held bodies are divided among them"
+    shutdown_delay: float = field(
+        default=0.5,
+        metadata=_duration(
+            "after SIGTERM the router serves on until nothing has been asked for so long: as long as what stands in "
+            "front of it takes to send elsewhere"
         ),
     )
-    shutdown_timeout: float = field(default=300.0, metadata=_duration("time that running requests get after SIGTERM"))
+    shutdown_timeout: float = field(
+        default=300.0,
+        metadata=_duration("time after --shutdown-delay in which all must have ended; in its second half new get 503"),
+    )
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
@@ -343,7 +352,6 @@ class RouterConfig:
         for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
             self._check_tenant_limit(name)
         for name in (
-            "workers",
             "max_in_flight",
             "prefix_block_size",
             "prefix_index_size",
@@ -364,7 +372,15 @@ class RouterConfig:
                 f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
                 "which is for all bodies together"
             )
-        for name in ("port", "admin_port", "max_queue_size", "retries"):
+        for name in (
+            "port",
+            "admin_port",
+            "max_queue_size",
+            "retries",
+            "shutdown_delay",
+            "shutdown_timeout",
+            "sse_keepalive_interval",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
 
@@ -381,8 +397,6 @@ class RouterConfig:
             raise ConfigError("--rebalancing on goes by what engines say of their load; name their ports: --kv-events")
         if not self.kv_transfer_port:
             raise ConfigError("--rebalancing on hands KV over, and --kv-transfer-port 0 forbids that")
-        if self.workers > 1:
-            raise ConfigError("--rebalancing on needs routers that hear one another, which --workers do not")
 
     def _check_tenant_limit(self, name: str) -> None:
         flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)

@@ -180,7 +180,12 @@ class PrefillLeg:
         """Raises UpstreamError."""
         exchange, request = self._job.exchange, self._job.request
         headers = forwarded_headers(
-            exchange.headers, exchange.request_id, request.tenant, self._job.service.router_secret, is_resumable=False
+            exchange.headers,
+            exchange.request_id,
+            request.tenant,
+            self._job.service.router_secret,
+            is_stream=False,
+            is_resumable=False,
         )
         try:
             async with asyncio.timeout(None) as self._patience:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvasir_router.large_bodies import LOOP_BYTES
-from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
+from kvasir_router.relay.body import CLIENT_TIMES, ClientTimes
 from kvasir_router.relay.journal import JOURNAL_BOUNDS, JournalBounds
 from kvasir_router.remote_prefill import LATE_SECONDS
 from kvasir_router.service.health import PROBE_TIMES, ProbeTimes

@@ -32,11 +32,13 @@ EVERY_FLAG: dict[str, Any] = {
     "router": {
         "apiKeysSecretRef": {"name": "keys"},
         "tenantLimits": {"tokensPerMinute": 60000, "maxInFlight": 8},
+        "probes": {"timeoutSeconds": 4, "failureThreshold": 5, "hungAfterSeconds": 60},
         "maxQueueSize": 7,
         "maxQueueWait": "500ms",
+        "sseKeepaliveInterval": "5s",
         "policy": "roundRobin",
     },
-    "rollout": {"drainTimeout": "2m"},
+    "rollout": {"drainTimeout": "2m", "drainDelay": "20s"},
 }
 
 
@@ -94,8 +96,10 @@ def test_the_router_reads_what_the_manifest_says(every_flag: InferenceService) -
     assert config.kv_events == KvEventPorts(5557, 5657)
     assert config.peers == HostPort("llama-router-peers.models.svc", 5559)
     assert (config.policy, config.max_queue_size, config.max_queue_wait) == ("roundRobin", 7, 0.5)
-    assert (config.api_keys_file, config.shutdown_timeout) == (Path("/etc/kvasir/api-keys"), 120)
+    assert config.api_keys_file == Path("/etc/kvasir/api-keys")
+    assert (config.shutdown_timeout, config.shutdown_delay, config.sse_keepalive_interval) == (120, 20, 5)
     assert (config.tenant_tokens_per_minute, config.tenant_max_in_flight) == (60000, 8)
+    assert (config.probe_timeout, config.probe_failures, config.hung_after) == (4, 5, 60)
 
 
 def test_the_router_has_every_policy_of_the_manifest() -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.dynamic.exceptions import BadRequestError, UnprocessibleEntityError
-from tests.controlplane.broken_manifests import CONTRADICTIONS, JUST_RIGHT, MODEL, UNKNOWN_FIELDS, WRONG_VALUES, Broken
+from tests.controlplane.broken_manifests import (
+    CONTRADICTIONS,
+    JUST_RIGHT,
+    MODEL,
+    UNKNOWN_FIELDS,
+    WRONG_VALUES,
+    Broken,
+    disaggregated,
+)
 from tests.controlplane.control_plane import ControlPlane
 
 from kvasir_operator.api.parse import parse_service
@@ -43,8 +51,9 @@ DEFAULT_SPEC = {
         "service": {"type": "ClusterIP"},
         "maxQueueSize": 1000,
         "maxQueueWait": "60s",
+        "sseKeepaliveInterval": "20s",
     },
-    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "historyLimit": 2},
+    "rollout": {"maxSurge": 1, "maxUnavailable": 0, "drainTimeout": "300s", "drainDelay": "10s", "historyLimit": 2},
     "suspend": False,
     "monitoring": {"podMonitor": "auto"},
 }
@@ -252,6 +261,42 @@ def test_scale_of_an_autoscaled_service_is_read_and_refused_to_be_set(
     assert control_plane.request("get", f"{path}/scale")["spec"] == {"replicas": 1}
     with pytest.raises(UnprocessibleEntityError, match="an autoscaled role owns its own replica count"):
         control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 3}}, MERGE_PATCH)
+
+
+AUTOSCALED = {"autoscaling": {"maxReplicas": 4}}
+# What some manager has set, and what another one writes who knows nothing of that.
+LEFTOVERS = {
+    "autoscaling": ({"replicas": 3}, AUTOSCALED),
+    "autoscaling of one at zero": ({"replicas": 0}, AUTOSCALED),
+    "disaggregation": ({"replicas": 3}, disaggregated({}, {})),
+    "autoscaling of a role": (disaggregated({"replicas": 2}, {}), disaggregated(AUTOSCALED, {})),
+}
+
+
+@pytest.mark.parametrize(("left", "wanted"), LEFTOVERS.values(), ids=LEFTOVERS)
+def test_replicas_that_somebody_else_has_set_stand_and_do_not_count(
+    control_plane: ControlPlane, namespace: str, left: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    control_plane.apply(manifest(namespace, left), "gitops")
+    stored = control_plane.apply(manifest(namespace, wanted), "platform")
+    assert contains(stored["spec"], left)
+    assert parse_service(stored).spec == parse_service(manifest(namespace, wanted)).spec
+    stored = control_plane.apply(manifest(namespace, left), "gitops")
+    status = {"status": {"phase": "Ready"}}
+    control_plane.request("patch", f"{collection(namespace)}/llama/status", status, MERGE_PATCH)
+    assert contains(stored["spec"], wanted)
+
+
+def test_a_scaled_service_can_be_autoscaled_and_then_no_longer_scaled(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    path = f"{collection(namespace)}/llama"
+    create(control_plane, manifest(namespace, {}))
+    control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 3}}, MERGE_PATCH)
+    control_plane.request("patch", path, {"spec": AUTOSCALED}, MERGE_PATCH)
+    with pytest.raises(UnprocessibleEntityError, match="an autoscaled role owns its own replica count"):
+        control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 2}}, MERGE_PATCH)
+    control_plane.request("patch", f"{path}/scale", {"spec": {"replicas": 1}}, MERGE_PATCH)
 
 
 def test_nulls_of_a_security_context_are_stored_and_parsed(control_plane: ControlPlane, namespace: str) -> None:

@@ -26,7 +26,10 @@ from .reconciling import engine_pods
 from .test_optional_kinds import POD_MONITOR_CRD
 
 SYSTEM, NAMESPACE, NAME, AUTOSCALED, NODE = "kvasir-system", "models", "llama", "autoscaled", "to-be-cordoned"
-MAKING = [each for each in documented("kubectl ") if re.match(r"kubectl (create namespace|apply) ", each.text)]
+FIRST = "qwen"
+"""The service with which docs/install.md begins."""
+MAKES = r"kubectl (--namespace models )?(create (namespace|priorityclass)|apply) "
+MAKING = [each for each in documented("kubectl ") if re.match(MAKES, each.text)]
 """Typed before all others, in the order of their page."""
 KUBECTL = [command for command in documented("kubectl ") if command not in MAKING]
 STATUS = [command for command in documented("kvasir-operator status ") if "--watch" not in command.text]
@@ -54,7 +57,7 @@ class Terminal:
     folder: Path
 
     def type(self, text: str) -> subprocess.CompletedProcess[str]:
-        path = f"{program_directory()}:{PROGRAM.parent}:{os.environ['PATH']}"
+        path = f"{program_directory()}:{PROGRAM.parent}:{ROOT / 'operator'}:{os.environ['PATH']}"
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig), "HOME": str(self.folder), "PATH": path}
         return subprocess.run(
             ["bash", "-c", text], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
@@ -65,8 +68,8 @@ class Terminal:
         assert done.returncode == 0, f"{text}: {done.stderr}"
 
     def run_pods(self) -> None:
-        for role, number in (("serve", 2), ("router", 2)):
-            self.cluster.mark_pods_ready(NAMESPACE, selector_text(role_selector(NAME, role)), number)
+        for name, role, number in ((NAME, "serve", 2), (NAME, "router", 2), (FIRST, "serve", 1), (FIRST, "router", 1)):
+            self.cluster.mark_pods_ready(NAMESPACE, selector_text(role_selector(name, role)), number)
 
 
 def manifests(page: str) -> list[str]:
@@ -80,7 +83,7 @@ def files(page: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def terminal(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    """After the commands that make the service of docs/install.md, with its pods running."""
+    """After the commands that make the services of docs/install.md, with their pods running."""
     folder = tmp_path_factory.mktemp("documented")
     pages = files("docs/install.md")
     for name, text in pages.items():
@@ -88,19 +91,18 @@ def terminal(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
     values = yaml.safe_load(pages["values.yaml"])
     defaults = values["podDefaults"] | {"profiles": values["profiles"]}  # as the chart hands them on
     (folder / "defaults").write_text(yaml.safe_dump(defaults))
-    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "serving"}}
-    control_plane.apply(priority | {"value": 1})
     control_plane.create_namespace(SYSTEM)
     register_node(control_plane, NODE)
     control_plane.apply(SYSTEM_DEPLOYMENT)
     control_plane.install_crd(POD_MONITOR_CRD)
     here = Terminal(control_plane, folder)
     flags = (f"--pod-defaults={folder / 'defaults'}", f"--namespace={NAMESPACE}")
-    namespace, service = [each.text for each in MAKING if each.page == "docs/install.md"]
+    namespace, *services = [each.text for each in MAKING if each.page == "docs/install.md"]
     try:
         here.must(namespace)
         with running_operator(control_plane.operator_kubeconfig, folder / "log", *flags):
-            here.must(service)
+            for command in services:
+                here.must(command)
             [autoscaled] = [text for text in manifests("docs/autoscaling.md") if "minReplicas" in text]
             (folder / "autoscaled.yaml").write_text(autoscaled.replace(f"name: {NAME},", f"name: {AUTOSCALED},"))
             here.must("kubectl apply --filename autoscaled.yaml")

@@ -16,6 +16,7 @@ from kvasir_operator.kube.kinds import INFERENCE_SERVICE
 from .control_plane import ControlPlane
 from .operator_process import PROGRAM
 from .processes import die_with_parent, wait_until
+from .programs import program_directory
 from .reconciling import (
     NAME,
     current_revision,
@@ -52,6 +53,31 @@ def test_one_screen_tells_all_of_a_service(
     assert f"serve {revision} 1 2 2 0" in shown
     assert any(line.startswith("ModelLoaded True ModelLoaded ") for line in shown)
     assert any(" Created created " in line for line in shown)
+
+
+def test_the_plug_in_of_kubectl_tells_as_much(control_plane: ControlPlane, namespace: str) -> None:
+    control_plane.apply(manifest(namespace))
+    assert "no operator has reported yet" in plug_in(control_plane, NAME, "--namespace", namespace).stdout
+    settle(control_plane, namespace)
+    mark_engines_ready(control_plane, namespace)
+    settle(control_plane, namespace)
+    shown = words(plug_in(control_plane, NAME, "--namespace", namespace).stdout)
+    revision = current_revision(control_plane, namespace)
+    assert f"{namespace}/{NAME} is Scaling: 2/2 ready" in shown, "the fake node has no router ready"
+    assert "serve 2 2 0" in shown
+    assert any(line.startswith("ModelLoaded True ") and " ModelLoaded: " in line for line in shown)
+    assert any(line.endswith(f"serve {revision}") for line in shown)
+    assert any(" Created " in line for line in shown)
+    assert plug_in(control_plane).stderr.startswith("usage: kubectl kvasir status NAME")
+    assert plug_in(control_plane, "nobody", "--namespace", namespace).returncode != 0
+
+
+def plug_in(control_plane: ControlPlane, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl kvasir status ARGUMENTS`."""
+    path = f"{program_directory()}:{Path(__file__).parents[2] / 'operator'}:{os.environ['PATH']}"
+    environment = os.environ | {"KUBECONFIG": str(control_plane.kubeconfig), "PATH": path}
+    command = ["kubectl", "kvasir", "status", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_what_somebody_may_not_see_is_said(

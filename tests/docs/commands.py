@@ -49,11 +49,13 @@ def _of_page(text: str) -> Iterator[str]:
 
 
 def _whole(lines: list[str]) -> Iterator[str]:
-    """Lines that go on, by a backslash or an open quote, joined."""
+    """Lines that go on, by a backslash, an open quote or a document until EOF, joined."""
     command = ""
     for line in lines:
         command = f"{command}\n{line}" if command else line
         if line.endswith("\\") or not _is_closed(command):
+            continue
+        if "<<EOF" in command and line != "EOF":
             continue
         yield re.sub(r"\s+#\s.*$", "", command.replace("\\\n", ""), flags=re.MULTILINE).strip()
         command = ""

@@ -39,7 +39,7 @@ class Server:
         protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
     ) -> None:
         self._config = uvicorn.Config(app, lifespan="off", log_config=None)
-        self._connections = Connections(ConnectionLimits(max_connections, max_connections))
+        self.connections = Connections(ConnectionLimits(max_connections, max_connections))
         self._limits = limits or ClientLimits()
         self._protocol_type = protocol
         self._state = ServerState()
@@ -65,7 +65,7 @@ class Server:
 
     def _protocol(self, loop: asyncio.AbstractEventLoop) -> BoundedHttpProtocol:
         return self._protocol_type(
-            connections=self._connections,
+            connections=self.connections,
             limits=self._limits,
             config=self._config,
             server_state=self._state,

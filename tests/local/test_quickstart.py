@@ -26,7 +26,7 @@ def test_the_model_is_listed(quickstart):
 @pytest.mark.parametrize("command", documented("curl http://127.0.0.1:8080"), ids=str)
 def test_a_curl_of_the_documentation_is_answered(quickstart: LocalService, command: Command) -> None:
     text = command.text.replace("curl http://127.0.0.1:8080", f"curl --silent --show-error --fail {quickstart.url}")
-    text = text.replace('"llama-3.1-8b"', '"quickstart"')
+    text = text.replace('"qwen"', '"quickstart"')
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -62,6 +62,20 @@ def test_the_speculative_example_drafts_with_the_small_model(capsys: pytest.Capt
     assert printed.err == ""
 
 
+def test_render_passes_over_what_is_no_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text(
+        "{apiVersion: v1, kind: Namespace, metadata: {name: models}}\n---\n"
+        "{apiVersion: serving.kvasir.dev/v1alpha1, kind: InferenceService, metadata: {name: a},"
+        " spec: {model: {source: 'file:///m'}}}"
+    )
+    assert main(["render", str(file)]) == 0
+    printed = capsys.readouterr()
+
+    assert printed.err == "kvasir-operator: warning: Namespace models is passed over\n"
+    assert "kind: Namespace" not in printed.out
+
+
 def test_render_takes_the_operators_settings(capsys: pytest.CaptureFixture[str]) -> None:
     main(["render", "--runtime-image", "mine:9", str(QUICKSTART)])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,9 +23,15 @@ from kvasir_operator.errors import (
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
-from kvasir_operator.observe.engine_http import ReadDownloads, read_downloads
+from kvasir_operator.observe.engine_http import (
+    ReadContexts,
+    ReadDownloads,
+    read_contexts,
+    read_downloads,
+)
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.model_loader import DownloadProgress
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.queue.worker import work
@@ -52,6 +59,7 @@ def reconcile(
     do_changes_wait: bool = False,
     restarts: RestartCounter | None = None,
     read_downloads: ReadDownloads = read_downloads,
+    read_contexts: ReadContexts = read_contexts,
     name: str = KEY.name,
 ) -> Outcome:
     """By a process that knows of no pass before."""
@@ -63,6 +71,7 @@ def reconcile(
         gateway,
         lambda: NOW,
         read_downloads=read_downloads,
+        read_contexts=read_contexts,
         do_changes_wait=lambda key: do_changes_wait,
         restarts=restarts,
     )
@@ -478,6 +487,21 @@ def test_a_download_is_asked_how_far_it_is_and_looked_at_again() -> None:
     assert (ready_reason(kube), stored_status(kube)["phase"]) == ("DownloadingModel", "Loading")
     [message] = [each["message"] for each in stored_status(kube)["roles"] if each["role"] == "serve"]
     assert message == "pod p: downloading hf://org/name: 1.00 of 4.00 GB, 100.0 MB/s, 30 s left"
+
+
+def test_a_context_that_an_engine_has_cut_is_named_with_both_lengths_and_what_to_do() -> None:
+    kube = kube_with(SPEC)
+    kube.objects[("Pod", "models", "p")] = pod("p")
+
+    async def ask(pods: Iterable[dict[str, Any]]) -> dict[str, EngineContext]:
+        return {each["metadata"]["name"]: EngineContext(8192, cut_from=40960) for each in pods}
+
+    reconcile(kube, read_contexts=ask)
+    [loaded] = [each for each in stored_status(kube)["conditions"] if each["type"] == "ModelLoaded"]
+    assert (loaded["status"], loaded["reason"]) == ("True", "ContextCut")
+    assert all(text in loaded["message"] for text in ("8192 tokens", "40960", "resources.memory", "maxModelLen"))
+    posted = [obj["reason"] for (kind, *_), obj in kube.objects.items() if kind == "Event"]
+    assert "ContextCut" in posted
 
 
 def test_events_that_may_not_be_read_do_not_hold_up_the_status() -> None:

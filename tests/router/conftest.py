@@ -13,7 +13,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tests.loopback import own_host
-from tests.router.parts import client_times
 from tests.router.prefix_index.publisher import Publisher, publishing
 
 from kvasir_router.config import RouterConfig
@@ -39,6 +38,7 @@ class FakeEngine:
         self.name = name
         self.host = "127.0.0.1"
         self.models = [MODEL]
+        self.max_model_len: int | None = None
         self.num_tokens = 5
         self.token_seconds = 0.0
         self.status = 200
@@ -48,6 +48,7 @@ class FakeEngine:
         self.die_before_first_token = False
         self.die_after_tokens: int | None = None
         self.die_after_bytes: int | None = None  # of the stream
+        self.hangs_within_event = False  # its first
         self.keeps_journal = False
         self.moves_after_tokens: int | None = None  # its KV with it
         self.ends_after_tokens: int | None = None  # as if that were all, but for the last event
@@ -124,7 +125,8 @@ class FakeEngine:
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        card = {"object": "model"} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [{"id": name, **card} for name in self.models]})
 
     async def _tokenizer(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
@@ -212,6 +214,9 @@ class FakeEngine:
                 return response
             block = (b": kvasir [%d]\n" % number if is_kept else b"") + _token_event(number)
             num_bytes += len(block)
+            if self.hangs_within_event:
+                await response.write(block[:5])
+                await asyncio.Event().wait()
             if self.die_after_bytes is not None and num_bytes > self.die_after_bytes:
                 await response.write(block[: len(block) - (num_bytes - self.die_after_bytes)])
                 await asyncio.sleep(0.02)  # the part is on its way before the end
@@ -335,14 +340,14 @@ async def start_router(exit_stack: AsyncExitStack) -> StartRouter:
             "admin_port": 0,
             "endpoint": tuple(engine.url for engine in engines),
             "probe_interval": 0.05,
+            "shutdown_delay": 0.01,
             "shutdown_timeout": 5.0,
             "max_queue_wait": 5.0,
         }
         config = RouterConfig(**values | options)
         if slice_api is not None:
             kubernetes = OneService(slice_api)
-        tuning = Tuning(**{"clients": client_times(), **(tuned or {})})
-        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret, tuning))
+        router = await exit_stack.enter_async_context(running(config, kubernetes, router_secret, Tuning(**tuned or {})))
         await _until(lambda: router.is_ready)
         if kubernetes is not None:
             return router

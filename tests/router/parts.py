@@ -10,17 +10,11 @@ from typing import Any
 from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.prefix_index.index import PrefixKey
-from kvasir_router.relay.client_times import ClientTimes
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.load import EndpointLoad, InFlight
 from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint
-
-
-def client_times(**seconds: float) -> ClientTimes:
-    """Of a router that ends soon: its clients ask no more."""
-    return ClientTimes(**{"next_request_seconds": 0.01} | seconds)
 
 
 def num_calls(work: Callable[[], object]) -> int:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import UpstreamBrokenError, UpstreamMalformedError
 from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.response_writer import ResponseWriter
 from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
@@ -241,7 +241,8 @@ class _Unframed(list[bytes]):
 
 
 def writer(wire: Wire, *, takes_chunks: bool = True) -> ResponseWriter:
-    return ResponseWriter(wire, Drain(), lambda: None, takes_chunks=takes_chunks, keeps_alive=True)
+    connections = Connections(ConnectionLimits(9, 9))
+    return ResponseWriter(wire, connections, lambda: None, takes_chunks=takes_chunks, keeps_alive=True)
 
 
 def test_a_framed_chunk_is_written_as_it_is() -> None:

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.router.parts import client_times
+
+from kvasir_router.relay.body import ClientTimes
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CHAT = b"/v1/chat/completions"
@@ -87,7 +88,7 @@ CHUNKED = b"POST " + CHAT + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine, tuned={"clients": client_times(head_seconds=0.1)})
+    router = await start_router(engine, tuned={"clients": ClientTimes(head_seconds=0.1)})
     engine.token_seconds = 0.1
     async with connected(router) as connection:
         await connection.send(request())
@@ -95,7 +96,7 @@ async def test_a_head_that_comes_in_time_may_be_followed_by_a_long_answer(start_
 
 
 async def test_a_request_begun_during_an_answer_gets_its_time_after_it(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine, tuned={"clients": client_times(head_seconds=0.1)})
+    router = await start_router(engine, tuned={"clients": ClientTimes(head_seconds=0.1)})
     engine.token_seconds = 0.1
     async with connected(router) as connection:
         await connection.send(request() + b"GET / HT")
@@ -104,15 +105,16 @@ async def test_a_request_begun_during_an_answer_gets_its_time_after_it(start_rou
 
 
 async def test_a_stalled_body_is_refused(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine, tuned={"clients": client_times(body_seconds=0.1)})
+    router = await start_router(engine, tuned={"clients": ClientTimes(body_seconds=0.1)})
     async with connected(router) as connection:
         await connection.send(request()[:-1])
         status, answer = await connection.answer()
+        assert await connection.until_closed() == b""
     assert (status, answer["error"]["code"]) == (408, "body_timeout")
 
 
 async def test_a_slow_body_gets_more_time_with_every_byte(start_router: Any, engine: Any) -> None:
-    times = client_times(body_seconds=0.2, body_bytes_per_second=len(BODY))
+    times = ClientTimes(body_seconds=0.2, body_bytes_per_second=len(BODY))
     router = await start_router(engine, tuned={"clients": times})
     async with connected(router) as connection:
         for byte in request():
@@ -122,7 +124,7 @@ async def test_a_slow_body_gets_more_time_with_every_byte(start_router: Any, eng
 
 
 async def test_a_body_that_goes_on_after_its_answer_ends_the_connection(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine, max_body_size=10, tuned={"clients": client_times(head_seconds=0.1)})
+    router = await start_router(engine, max_body_size=10, tuned={"clients": ClientTimes(head_seconds=0.1)})
     async with connected(router) as connection:
         await connection.send(b"POST " + CHAT + b" HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         assert (await connection.answer())[0] == 413
@@ -258,7 +260,7 @@ async def test_where_all_connections_are_busy_a_newcomer_is_refused(
 
 
 async def test_half_sent_bodies_do_not_keep_their_places(start_router: Any, engine: Any) -> None:
-    router = await start_router(engine, max_connections=1, tuned={"clients": client_times(body_seconds=0.1)})
+    router = await start_router(engine, max_connections=1, tuned={"clients": ClientTimes(body_seconds=0.1)})
     async with connected(router) as slow:
         await slow.send(request()[:-1])
         assert (await slow.answer())[0] == 408

@@ -12,7 +12,6 @@ from uvicorn.server import ServerState
 from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.relay.body import BodyBudget
-from kvasir_router.relay.drain import Drain
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 from kvasir_router.relay.upstream_answer import IdleTimeouts
@@ -54,7 +53,7 @@ class Transport(asyncio.Transport):
 
 
 def connected(
-    loop: VirtualTimeLoop, answer_seconds: float = 0.0, drain: Drain | None = None
+    loop: VirtualTimeLoop, answer_seconds: float = 0.0, connections: Connections | None = None
 ) -> tuple[ForwardingHttpProtocol, Transport]:
     async def answer(exchange: Exchange) -> None:
         await exchange.receive()
@@ -63,8 +62,7 @@ def connected(
         exchange.end()
 
     protocol = ForwardingHttpProtocol(
-        connections=Connections(ConnectionLimits(9, 9)),
-        drain=drain or Drain(),
+        connections=connections or Connections(ConnectionLimits(9, 9)),
         forwarding=Forwarding({"/chat": Chat()}, answer, BodyBudget(100), 100),
         config=uvicorn.Config(nothing, lifespan="off", log_config=None),
         server_state=ServerState(),
@@ -79,13 +77,13 @@ def connected(
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 @pytest.mark.parametrize("before", [b"", REQUEST])
 def test_a_drain_does_not_wait_for_a_head_that_was_refused(before: bytes, method: bytes, loop: VirtualTimeLoop) -> None:
-    drain = Drain()
-    protocol, transport = connected(loop, drain=drain)
+    connections = Connections(ConnectionLimits(9, 9))
+    protocol, transport = connected(loop, connections=connections)
     protocol.data_received(before + method + b" http://a:999999/chat HTTP/1.1\r\n\r\n")
     loop.run_until_complete(asyncio.sleep(10))
     assert (transport.num_answers, transport.is_closed) == (bool(before), True)
     protocol.connection_lost(None)
-    loop.run_until_complete(drain.finish(limit_seconds=100))
+    loop.run_until_complete(connections.until_quiet(1))
     assert loop.time() < 100
 
 

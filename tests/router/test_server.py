@@ -1,11 +1,14 @@
 """The process and its admin port: probes, metrics, endpoints by Kubernetes, a port in use, a clean stop."""
 
 import asyncio
+import contextlib
+import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -228,66 +231,117 @@ async def test_an_answer_that_outlasts_the_drain_ends_with_an_error(engine: Any,
     assert b'"code":"router_stopping"' in await answer
 
 
-async def test_sigterm_lets_a_stream_finish_and_takes_no_more(engine: Any, client: Any) -> None:
-    engine.gate.clear()
-    async with _router_process(engine) as (process, url):
-        answer = asyncio.create_task(_streamed(client, url))
-        await engine.wait_for_requests(1)
-        process.send_signal(signal.SIGTERM)
-        await _refuses_connections(url)
-        engine.gate.set()
-        assert (await answer).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 20) == 0
-
-
-async def test_a_client_that_asks_again_on_its_connection_after_sigterm_is_answered(engine: Any, client: Any) -> None:
+async def test_who_comes_while_it_drains_is_answered_and_told_to_go(engine: Any, client: Any) -> None:
+    """On the connection it has or on a new one: `kubectl port-forward` ends all streams where one is refused."""
     engine.later_gate.clear()
-    async with _router_process(engine) as (process, url):
-        async with client.post(url + CHAT, json=BODY) as first:
+    async with _router_process(engine) as router:
+        async with client.post(router.url + CHAT, json=BODY) as first:
             await first.content.readany()
-            process.send_signal(signal.SIGTERM)
-            await _refuses_connections(url)
-            engine.later_gate.set()
+            router.process.send_signal(signal.SIGTERM)
+            await router.is_not_ready(client)
+            async with aiohttp.ClientSession() as other, other.post(router.url + CHAT, json=BODY) as second:
+                assert second.headers["connection"] == "close"
+                engine.later_gate.set()
+                assert (await second.read()).endswith(b"data: [DONE]\n\n")
             assert (await first.read()).endswith(b"data: [DONE]\n\n")
-        async with client.post(url + CHAT, json=BODY) as second:
-            assert second.headers["connection"] == "close"
-            assert (await second.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        async with client.post(router.url + CHAT, json=BODY) as third:
+            assert third.headers["connection"] == "close"
+            assert (await third.read()).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
 
 
 async def test_an_answer_that_begins_after_sigterm_announces_its_connections_end(engine: Any, client: Any) -> None:
     engine.gate.clear()
-    async with _router_process(engine) as (process, url):
-        answer = asyncio.create_task(client.post(url + CHAT, json=BODY))
+    async with _router_process(engine) as router:
+        answer = asyncio.create_task(client.post(router.url + CHAT, json=BODY))
         await engine.wait_for_requests(1)
-        process.send_signal(signal.SIGTERM)
-        await _refuses_connections(url)
+        router.process.send_signal(signal.SIGTERM)
+        await router.is_not_ready(client)
         engine.gate.set()
         async with await answer as response:
             assert response.headers["connection"] == "close"
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
+
+
+async def test_a_router_that_nobody_asks_ends_after_its_delay_whatever_probes_it(engine: Any, client: Any) -> None:
+    begin = asyncio.get_running_loop().time()
+    async with _router_process(engine, "--shutdown-delay", "1s") as router:
+        router.process.send_signal(signal.SIGTERM)
+        ended = asyncio.create_task(router.process.wait())
+        while not ended.done():
+            with contextlib.suppress(aiohttp.ClientError):
+                await read(client, router.url + "/v1/models")
+        assert await ended == 0
+    assert asyncio.get_running_loop().time() - begin > 1
+
+
+async def test_the_second_half_of_a_drain_is_for_those_who_are_answered(engine: Any, client: Any) -> None:
+    engine.gate.clear()
+    async with _router_process(engine, "--shutdown-delay", "0s", "--shutdown-timeout", "4s") as router:
+        answer = asyncio.create_task(_streamed(client, router.url))
+        await engine.wait_for_requests(1)
+        router.process.send_signal(signal.SIGTERM)
+        await router.is_not_ready(client)
+        engine.status, status = 500, 500
+        while status == 500:
+            async with client.post(router.url + CHAT, json=BODY) as late:
+                status, text = late.status, await late.text()
+        assert (status, late.headers["retry-after"], late.headers["connection"]) == (503, "1", "close")
+        assert "router_stopping" in text
+        engine.status = 200
+        engine.gate.set()
+        assert (await answer).endswith(b"data: [DONE]\n\n")
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
+
+
+async def test_a_second_signal_ends_a_router_at_once(engine: Any, client: Any) -> None:
+    engine.gate.clear()
+    async with _router_process(engine) as router:
+        answer = asyncio.create_task(_streamed(client, router.url))
+        await engine.wait_for_requests(1)
+        router.process.send_signal(signal.SIGINT)
+        await router.is_not_ready(client)
+        router.process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(router.process.wait(), 20) == 0
+        assert b'"code":"router_stopping"' in await answer
 
 
 async def test_the_process_takes_its_secret_from_the_environment(
     engine: Any, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVASIR_ROUTER_SECRET", "s3")
-    async with _router_process(engine) as (_, url):
-        await _streamed(client, url)
+    async with _router_process(engine) as router:
+        await _streamed(client, router.url)
     assert engine.headers[0]["x-kvasir-router-secret"] == "s3"
 
 
+@dataclass(frozen=True)
+class _Process:
+    process: asyncio.subprocess.Process
+    url: str
+    admin_url: str
+
+    async def is_not_ready(self, client: aiohttp.ClientSession) -> None:
+        async with asyncio.timeout(20):
+            while (await read(client, self.admin_url + "/ready"))[0] != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 @asynccontextmanager
-async def _router_process(engine: Any) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0")
+async def _router_process(engine: Any, *flags: str) -> AsyncIterator[_Process]:
+    command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0", *flags)
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
     try:
-        yield process, await asyncio.wait_for(_announced_url(process), 60)
+        urls = await asyncio.wait_for(_announced_urls(process), 60)
+        log = asyncio.create_task(process.stderr.read())  # else it may wait for a reader
+        yield _Process(process, *urls)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    await log
 
 
 async def _streamed(client: aiohttp.ClientSession, url: str) -> bytes:
@@ -295,21 +349,9 @@ async def _streamed(client: aiohttp.ClientSession, url: str) -> bytes:
         return await response.read()
 
 
-async def _announced_url(process: asyncio.subprocess.Process) -> str:
+async def _announced_urls(process: asyncio.subprocess.Process) -> list[str]:
     assert process.stderr is not None
     async for line in process.stderr:
         if b"serving on " in line:
-            return line.decode().split("serving on ")[1].split(",")[0]
+            return re.findall(r"http://[0-9.:]+", line.decode())[:2]
     raise AssertionError("the router ended before it served")
-
-
-async def _refuses_connections(url: str) -> None:
-    host, port = url.removeprefix("http://").split(":")
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
-                return
-            writer.close()
-            await asyncio.sleep(0.01)

@@ -10,15 +10,13 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
-from tests.router.parts import client_times
 from tests.router.test_http_semantics import RawEngine
 from uvicorn.server import ServerState
 
 from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import RequestError
-from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.body import Body, BodyBudget, ClientTimes
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
@@ -28,7 +26,7 @@ STREAMED = b'{"model":"tiny","stream":true,"messages":[]}'
 WHOLE = b'{"model":"tiny","messages":[]}'
 
 
-IMPATIENT = {"clients": client_times(reader_seconds=0.3)}
+IMPATIENT = {"clients": ClientTimes(reader_seconds=0.3)}
 
 
 @asynccontextmanager
@@ -155,9 +153,8 @@ class Server:
     """One connection to an application, on which either side buffers a few kB."""
 
     def __init__(self, reader_seconds: float = 0.3) -> None:
-        self.times = client_times(reader_seconds=reader_seconds)
+        self.times = ClientTimes(reader_seconds=reader_seconds)
         self.connections = Connections(ConnectionLimits(9, 9))
-        self.drain = Drain()
 
     @asynccontextmanager
     async def asked(
@@ -174,7 +171,6 @@ class Server:
             await loop.connect_accepted_socket(
                 lambda: ForwardingHttpProtocol(
                     connections=self.connections,
-                    drain=self.drain,
                     forwarding=forwarding,
                     limits=self.times,
                     config=config,

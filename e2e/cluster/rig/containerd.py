@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from e2e.cluster.rig.layout import PAUSE_IMAGE
+from e2e.cluster.rig.layout import PAUSE_IMAGE, REGISTRIES
 from e2e.cluster.rig.processes import run
 
 SOCKET = "/run/containerd/containerd.sock"
@@ -32,6 +32,8 @@ def node_config(root: Path, network: Path) -> str:
   sandbox_image = "{PAUSE_IMAGE}"
   restrict_oom_score_adj = true
   disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{REGISTRIES}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PROGRAMS}"
     conf_dir = "{network}"

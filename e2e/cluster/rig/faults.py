@@ -18,6 +18,9 @@ from tests.controlplane.processes import wait_until
 NEEDS_API_SERVER = ("kube-scheduler", "kube-controller-manager")
 """They lose their Lease with the API server and end themselves, in clusters that have them replicated."""
 
+_ESTABLISHED = "01"
+"""In /proc/PID/net/tcp."""
+
 
 class FaultError(Exception):
     """There is nothing of that name to break."""
@@ -123,6 +126,33 @@ def _set_link(node: str, state: str) -> None:
     done = subprocess.run([*enter, *link], capture_output=True, text=True)
     if done.returncode != 0:
         raise FaultError(f"the plug of {node} cannot be set {state}: {done.stderr.strip()}")
+
+
+@contextmanager
+def connections_silenced(pod_uid: str, container: str, port: int) -> Iterator[None]:
+    """What the open connections of a pod to a port send or get is lost, and neither side is told; new ones work."""
+    pid = host_pids(pod_uid, container)[0]
+    own = [local for local, remote in _established(pid) if remote == port]
+    if not own:
+        raise FaultError(f"pod {pod_uid} has no open connection to port {port}")
+    rules = [("OUTPUT", f"--sport={each}") for each in own] + [("INPUT", f"--dport={each}") for each in own]
+    enter = ["nsenter", f"--target={pid}", "--net", "iptables"]
+    for chain, match in rules:
+        subprocess.run([*enter, "--append", chain, "--protocol=tcp", match, "--jump=DROP"], check=True)
+    try:
+        yield
+    finally:
+        for chain, match in rules:
+            subprocess.run([*enter, "--delete", chain, "--protocol=tcp", match, "--jump=DROP"], check=True)
+
+
+def _established(pid: int) -> list[tuple[int, int]]:
+    """Local and remote ports of the TCP connections in a process's network."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    ports = [(fields[1], fields[2]) for fields in lines if fields[3] == _ESTABLISHED]
+    return [(int(local.rpartition(":")[2], 16), int(remote.rpartition(":")[2], 16)) for local, remote in ports]
 
 
 @contextmanager

@@ -25,6 +25,8 @@ KUBECONFIG = HOME / "kubeconfig"
 API_CERTIFICATE = CREDENTIALS / "tls" / "apiserver.crt"
 IMAGES = HOME / "images"
 """OCI archives of this cluster alone; those of the cache's folder `images` are in every cluster."""
+REGISTRIES = HOME / "registries"
+"""HOST/hosts.toml says where nodes find a registry of this name: containerd reads it at each pull."""
 
 CGROUP = "kvasir-e2e"
 API_PORT, PROMETHEUS_PORT = 6443, 9090

@@ -1,10 +1,13 @@
 """YAML files as plain values, as strictly as the API server decodes manifests, and those of manifests as services."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
@@ -46,16 +49,54 @@ def read_documents(path: Path) -> list[Any]:
         raise UnreadableManifestError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
-def load_services(path: Path) -> list[InferenceService]:
-    """Every InferenceService of a YAML file, in order.
+@dataclass(frozen=True)
+class Manifests:
+    """What a file holds: InferenceServices, and objects of other kinds as they are written, each in order."""
 
-    Raises UnreadableManifestError for a file that is no YAML or holds no document, InvalidManifestError for one that
-    does not hold, both with the file's name in front.
+    services: list[InferenceService]
+    others: list[dict[str, Any]]
+
+
+def load_manifests(path: Path) -> Manifests:
+    """Documents and the items of Lists.
+
+    Raises UnreadableManifestError for a file that is no YAML or holds no InferenceService, InvalidManifestError for one
+    that does not hold, both with the file's name in front.
     """
-    documents = read_documents(path)
-    if not documents:
-        raise UnreadableManifestError(f"{path}: empty, expected InferenceService manifests")
-    return [_parse(path, index, document) for index, document in enumerate(documents, start=1)]
+    objects = list(_objects(path))
+    others = [each for _, each in objects if _is_of_another_kind(each)]
+    services = [_parse(path, index, each) for index, each in objects if not _is_of_another_kind(each)]
+    if not services:
+        holds = ", ".join(map(title, others)) or "empty"
+        raise UnreadableManifestError(f"{path}: {holds}, expected InferenceService manifests")
+    return Manifests(services, others)
+
+
+def load_services(path: Path) -> list[InferenceService]:
+    """As `load_manifests`."""
+    return load_manifests(path).services
+
+
+def title(manifest: Mapping[str, Any]) -> str:
+    """As kubectl would call it, such as `Secret hf-token`."""
+    return f"{manifest['kind']} {(manifest.get('metadata') or {}).get('name', '')}".rstrip()
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each with its document's number."""
+    for index, document in enumerate(read_documents(path), start=1):
+        is_list = isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == ("v1", "List")
+        yield from ((index, each) for each in (document.get("items") or [] if is_list else [document]))
+
+
+def _is_of_another_kind(manifest: Any) -> bool:
+    """One that says what it is; a service of another API is taken for one of ours that is written wrongly."""
+    if not isinstance(manifest, dict):
+        return False
+    version, kind = manifest.get("apiVersion"), manifest.get("kind")
+    if not isinstance(version, str) or not isinstance(kind, str):
+        return False
+    return kind != labels.KIND and not version.startswith(f"{labels.GROUP}/")
 
 
 def _parse(path: Path, index: int, document: Any) -> InferenceService:

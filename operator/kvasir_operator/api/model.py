@@ -7,9 +7,10 @@ rules.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from kvasir_operator.api.fields import Bounds, Items, Key, Pattern
+from kvasir_operator.api.pod_objects import AffinityObject, SecurityContextObject
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
 
@@ -20,14 +21,13 @@ ObjectName = Annotated[str, Pattern(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", 253)]
 ModelName = Annotated[str, Pattern(r"^[A-Za-z0-9]([A-Za-z0-9._/:-]*[A-Za-z0-9])?$", 128)]
 # A number of pods, or a share of them as in a Deployment.
 PodCount = Annotated[int | str, Bounds(0, 1000), Pattern(r"^[0-9]{1,3}%$", 4)]
+PodShare = Annotated[int | str, Bounds(0, 1000), Pattern(r"^(100|[0-9]{1,2})%$", 4)]
 EngineArgs = Annotated[tuple[Annotated[str, Pattern(None, 1024)], ...], Items(64)]
 PROFILE_NAME: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LabelMap = Annotated[
     Mapping[str, Annotated[str, Pattern(r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", 63)]], Items(64)
 ]
 TextMap = Annotated[Mapping[str, Annotated[str, Pattern(None, 4096)]], Items(64)]
-AffinityObject = Mapping[str, Any]
-SecurityContextObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -474,6 +474,19 @@ class TenantLimits:
 
 
 @dataclass(frozen=True)
+class RouterProbes:
+    """When the router takes an engine for busy, and when for hung."""
+
+    timeout_seconds: Annotated[int, Bounds(1, 600)] | None = None
+    """Longest time for a probe's answer; 2 where absent."""
+    failure_threshold: Annotated[int, Bounds(1, 1000)] | None = None
+    """Probes without an answer, one a second, after which an engine gets no new requests; 3 where absent."""
+    hung_after_seconds: Annotated[int, Bounds(1, 86400)] | None = None
+    """An engine that takes connections and sends no byte for so long is hung: its requests go to others that can take
+    them; 30 where absent."""
+
+
+@dataclass(frozen=True)
 class RouterSpec:
     """How requests reach the engines."""
 
@@ -493,10 +506,16 @@ class RouterSpec:
     """Bounded overrides, merged into every router pod; for mode dedicated only."""
     service: RouterService = field(default_factory=RouterService)
     """The Service that clients reach; for mode dedicated only."""
+    probes: RouterProbes | None = None
+    """When an engine that does not answer is left alone; for mode dedicated only, the gateway has flags (chart value
+    gateway.extraArgs)."""
     max_queue_size: Annotated[int, Bounds(0, 1_000_000)] = 1000
     """Requests held; more get 429 with Retry-After."""
     max_queue_wait: Duration = field(default=Duration("60s"))
     """Held longer get 503 with Retry-After; also bounds the wait while scaling from zero."""
+    sse_keepalive_interval: Duration = field(default=Duration("20s"))
+    """After so long without a byte a stream gets a comment, before its first token behind a head with status 200, so
+    that no load balancer takes its connection for idle; 0s is never. For mode dedicated only."""
     resources: RouterResources = field(default_factory=RouterResources)
     """What one router pod asks for; for mode dedicated only."""
 
@@ -517,10 +536,12 @@ class RolloutSpec:
 
     max_surge: PodCount = 1
     """Pods above the wanted number, as number or percentage, counted over a role."""
-    max_unavailable: PodCount = 0
+    max_unavailable: PodShare = 0
     """Pods below the wanted number, as number or percentage, counted over a role."""
     drain_timeout: Duration = field(default=Duration("300s"))
     """How long a pod that is going away may finish its requests."""
+    drain_delay: Duration = field(default=Duration("10s"))
+    """How long nobody must have asked a router that is going away before it closes; load balancers send on so long."""
     history_limit: Annotated[int, Bounds(0, 20)] = 2
     """Former revisions kept at zero for a rollback."""
     canary: CanarySpec | None = None

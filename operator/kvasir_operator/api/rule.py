@@ -12,6 +12,7 @@ class Rule:
     """`holds` gets the dataclass that the rule belongs to, `cel` has the same value of the manifest as `self`.
 
     The API server evaluates it once defaults are filled in and, when the CRD is stored, on the group's bare default.
+    There `oldSelf` is what an update replaces, empty for a new object; `holds` sees manifests by themselves.
     """
 
     message: str

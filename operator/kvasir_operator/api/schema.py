@@ -59,8 +59,12 @@ def group_schema(cls: type) -> Schema:
 
 def validations(rules: tuple[Rule, ...]) -> Schema:
     """The rules as the API server evaluates them."""
-    texts = [{"rule": " ".join(rule.cel.split()), "message": rule.message} for rule in rules]
-    return {"x-kubernetes-validations": texts} if texts else {}
+    return {"x-kubernetes-validations": [_validation(rule) for rule in rules]} if rules else {}
+
+
+def _validation(rule: Rule) -> Schema:
+    text = {"rule": " ".join(rule.cel.split()), "message": rule.message}
+    return {**text, "optionalOldSelf": True} if "oldSelf" in rule.cel else text
 
 
 def _field_schema(cls: type, f: ManifestField) -> Schema:

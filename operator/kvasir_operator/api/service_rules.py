@@ -20,6 +20,9 @@ _SERVICE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _ON_CPUS_CEL = f"{{0}}.accelerator == '{NO_ACCELERATOR}'"
 _WITH_DEVICES_CEL = f"({{0}}.accelerator != '{NO_ACCELERATOR}' || (has({{0}}.claims) && {{0}}.claims.size() > 0))"
 _XOR_MESSAGE = "write replicas or autoscaling, not both: an autoscaled role owns its own replica count"
+# What `kubectl scale` or another field manager has left stands, and counts no more (parse.py): who writes autoscaling
+# or disaggregation then could not take it away.
+_STAYS_CEL = "(oldSelf.hasValue() && has(oldSelf.value().replicas) && oldSelf.value().replicas == self.replicas)"
 STEP_MESSAGE = (
     "maxNumBatchedTokens is below maxNumSeqs: each running request needs one token of a step, so raise it or lower "
     "maxNumSeqs"
@@ -101,13 +104,14 @@ SPEC_RULES: Final = (
     Rule(
         _XOR_MESSAGE,
         lambda s: s.autoscaling is None or s.replicas == 1,
-        "!has(self.autoscaling) || self.replicas == 1",
+        f"!has(self.autoscaling) || self.replicas == 1 || {_STAYS_CEL}",
     ),
     Rule(
         "with disaggregation, write replicas, autoscaling and resources under disaggregation.prefill and "
         "disaggregation.decode",
         lambda s: s.disaggregation is None or (s.replicas == 1 and num_set(s, "autoscaling", "resources") == 0),
-        "!has(self.disaggregation) || (self.replicas == 1 && !has(self.autoscaling) && !has(self.resources))",
+        f"!has(self.disaggregation) || ((self.replicas == 1 || {_STAYS_CEL}) && !has(self.autoscaling) && "
+        "!has(self.resources))",
     ),
     Rule(
         "with disaggregation, write parallelism under disaggregation.prefill and disaggregation.decode",
@@ -138,7 +142,7 @@ ROLE_RULES: Final = (
     Rule(
         _XOR_MESSAGE,
         lambda role: num_set(role, "replicas", "autoscaling") < 2,
-        "!(has(self.replicas) && has(self.autoscaling))",
+        f"!(has(self.replicas) && has(self.autoscaling)) || {_STAYS_CEL}",
     ),
     PLACEMENT_RULE,
 )

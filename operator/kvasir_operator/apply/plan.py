@@ -104,6 +104,15 @@ class Unweigh:
 
 
 @dataclass(frozen=True)
+class Adopt:
+    """Gives a child that lost its owner, and that is not rendered, the `owner` of those that are."""
+
+    key: ObjectKey
+    uid: str
+    owner: KubeObject
+
+
+@dataclass(frozen=True)
 class PodDeletion:
     """Of one pod, only while its UID is `uid`.
 
@@ -138,6 +147,7 @@ class Plan:
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
     terminating: tuple[ObjectKey, ...] = ()
+    adopts: tuple[Adopt, ...] = ()
 
     def without(self, keys: Collection[ObjectKey]) -> "Plan":
         """What is left of the plan when the children named by `keys` are left out."""
@@ -146,6 +156,7 @@ class Plan:
             applies=tuple(action for action in self.applies if action.key not in keys),
             scales=tuple(each for each in self.scales if each.key not in keys),
             unweighs=tuple(each for each in self.unweighs if each.key not in keys),
+            adopts=tuple(each for each in self.adopts if each.key not in keys),
             restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
         )
@@ -223,9 +234,11 @@ def make_plan(
     )
     free = [key for key in ordered if key not in terminating and key not in blocked]
     applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key), unchanged)) is not None]
-    unwanted = [obj for key, obj in live.items() if key not in wanted and key not in kept]
-    deletes = _prune(unwanted, service["metadata"]["uid"])
-    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating)
+    others = [obj for key, obj in live.items() if key not in wanted]
+    owners = [owner for obj in wanted.values() for owner in obj["metadata"].get("ownerReferences", [])][:1]
+    adopts = (Adopt(object_key(obj), obj["metadata"]["uid"], *owners) for obj in others if owners and _is_orphan(obj))
+    deletes = _prune((obj for obj in others if object_key(obj) not in kept), service["metadata"]["uid"])
+    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating, tuple(adopts))
 
 
 def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnchanged) -> Apply | None:
@@ -252,6 +265,12 @@ def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]
         for obj in unwanted
         if controller_uid(obj) == owner_uid and not is_terminating(obj)
     )
+
+
+def _is_orphan(obj: KubeObject) -> bool:
+    """Made by an operator, and nobody's since a deletion with cascade=orphan. Secrets nobody may change."""
+    is_ours = APPLIED_HASH in obj["metadata"].get("annotations", {}) and kind_of(obj) != SECRET
+    return is_ours and controller_uid(obj) is None and not is_terminating(obj)
 
 
 def controller_uid(obj: KubeObject) -> str | None:

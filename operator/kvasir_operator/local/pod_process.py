@@ -1,6 +1,7 @@
 """One life of a local pod: its process from start to end, with its output, its readiness and its liveness."""
 
 import asyncio
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +79,7 @@ class PodProcess:
             _raise_first([result for result in results if isinstance(result, Exception)])
 
     async def _start(self, command: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             env=dict(env),
             stdin=asyncio.subprocess.DEVNULL,
@@ -86,6 +87,12 @@ class PodProcess:
             stderr=asyncio.subprocess.STDOUT,
             process_group=0,  # Ctrl-C in the terminal reaches `local` alone, which stops its pods in order
         )
+        if self.pod.memory_bytes is not None:
+            # Nothing enforces this limit; an engine sizes its KV cache by it as by that of a container.
+            hardest = resource.getrlimit(resource.RLIMIT_RSS)[1]
+            with suppress(ProcessLookupError, ValueError):  # it has ended, or may have less already
+                resource.prlimit(process.pid, resource.RLIMIT_RSS, (self.pod.memory_bytes, hardest))
+        return process
 
     async def _end_when_asked(self, process: asyncio.subprocess.Process) -> None:
         await self._ending.wait()

@@ -50,6 +50,7 @@ class LocalPod:
     grace_seconds: float  # from SIGTERM to SIGKILL
     replica: str
     rank: int = 0
+    memory_bytes: int | None = None  # its limit
     inits: tuple[LocalCommand, ...] = ()  # run before `command`, one after the other; each has to end well
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kvasir_operator.api.defaults import GatewayDefaults, InstallationDefaults
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests, title
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
 from kvasir_operator.errors import InvalidSettingsError, LocalRunError
@@ -25,13 +25,14 @@ from kvasir_operator.local.network import LoopbackNetwork, free_port, require_fr
 from kvasir_operator.local.options import LocalOptions
 from kvasir_operator.local.pods import Listener, LocalPod, LocalService
 from kvasir_operator.local.supervisor import ReplicaSupervisor, RestartPolicy
-from kvasir_operator.local.translate import Folders, local_service
+from kvasir_operator.local.translate import local_service
+from kvasir_operator.local.volumes import Folders, write_data
 from kvasir_operator.local.watchdog import Watchdog
 from kvasir_operator.settings import OperatorSettings
 
 _NOT_APPLIED = (
-    "images, resources, scheduling, security contexts, service accounts, disruption budgets and network policies mean "
-    "nothing here and are not applied"
+    "images, scheduling, security contexts, service accounts, disruption budgets and network policies mean nothing "
+    "here and are not applied; of resources only memory counts: engines size their KV cache by it"
 )
 # Only that there is one matters: nothing of it is made.
 _GATEWAY = GatewayDefaults("local", "gateway", {})
@@ -57,15 +58,18 @@ class Plan:
 
 def run_local(files: Sequence[Path], options: LocalOptions) -> int:
     """Runs until a stop signal; returns the exit status. Raises KvasirOperatorError when it cannot start or go on."""
-    manifests = [
-        Manifest(service, Folders(path.resolve().parent, options.programs_folder))
-        for path in files
-        for service in load_services(path)
-    ]
-    _refuse_what_cannot_start([manifest.service for manifest in manifests])
+    read = {path: load_manifests(path) for path in files}
+    _refuse_what_cannot_start([service for each in read.values() for service in each.services])
     with reserve_network() as network, TemporaryDirectory(prefix="kvasir-local-") as folder:
+        others = write_data([other for each in read.values() for other in each.others], Path(folder))
+        manifests = [
+            Manifest(service, Folders(path.resolve().parent, options.programs_folder, Path(folder)))
+            for path, each in read.items()
+            for service in each.services
+        ]
         plan = _plan(manifests, network, options, Path(folder))
-        asyncio.run(_Run(plan, _warnings(manifests)).until_stopped())
+        passed_over = [f"{title(other)} is passed over" for other in others]
+        asyncio.run(_Run(plan, [*passed_over, *_warnings(manifests)]).until_stopped())
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.desired.roles import engine_roles, router_roles
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.arguments import EngineAddresses, engine_addresses, local_arguments
@@ -21,7 +22,7 @@ from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.options import installed_program
 from kvasir_operator.local.pods import Listener, LocalCommand, LocalPod, LocalProbe, LocalService
 from kvasir_operator.local.seats import Placement, Seat, Workload, seats_of
-from kvasir_operator.local.volumes import is_in_empty_dir, local_folders, on_this_machine, secret_environment
+from kvasir_operator.local.volumes import Folders, is_in_empty_dir, local_folders, on_this_machine, secret_environment
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_secret import router_secret, with_random_value
@@ -31,14 +32,6 @@ SecretValues: TypeAlias = Mapping[tuple[str, str], str]
 """By the Secret's name and the key in it."""
 HTTP_PORTS = ("http", "admin")
 """Names of the ports that a browser may look at."""
-
-
-@dataclass(frozen=True)
-class Folders:
-    """Where things of this machine are: the manifest's own folder, and the one that programs are looked for first."""
-
-    manifest: Path
-    programs: Path
 
 
 @dataclass(frozen=True)
@@ -124,7 +117,8 @@ def _public_seats(seats: list[Seat], listen: Listener) -> list[Seat]:
 
 def _pods(workload: Workload, seats: Sequence[Seat], surroundings: Surroundings) -> Iterator[LocalPod]:
     container = workload.container
-    mounted = local_folders(workload.pod_spec, surroundings.folders.manifest)
+    memory = container.get("resources", {}).get("limits", {}).get("memory")
+    mounted = local_folders(workload.pod_spec, surroundings.folders)
     for seat in seats:
         place = seat.place
         own = _run_of(container, seat, mounted, surroundings)
@@ -139,6 +133,7 @@ def _pods(workload: Workload, seats: Sequence[Seat], surroundings: Surroundings)
             grace_seconds=workload.pod_spec["terminationGracePeriodSeconds"],
             replica=seat.replica,
             rank=seat.rank,
+            memory_bytes=None if memory is None else int(Quantity(memory).amount),
             inits=tuple(_run_of(init, seat, mounted, surroundings) for init in workload.init_containers),
         )
 
@@ -149,7 +144,7 @@ def _run_of(
     folders = surroundings.folders
     own = {each["name"]: _value(each, surroundings.secrets, seat) for each in container["env"]}
     for source in container.get("envFrom", ()):
-        own = {**secret_environment(source["secretRef"]["name"], folders.manifest), **own}
+        own = {**secret_environment(source["secretRef"]["name"], folders), **own}
     program = installed_program(container["command"][0], folders.programs)
     arguments = local_arguments(container["command"][1:], seat, mounted, surroundings.device, surroundings.engines, own)
     return LocalCommand((program, *arguments), _environment(own, mounted))

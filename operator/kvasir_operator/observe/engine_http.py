@@ -1,4 +1,5 @@
-"""Pods asked over HTTP: how busy engines are (`GET /load`), and how far their loaders have come (`GET /progress`).
+"""Pods asked over HTTP: how busy engines are and what context they have (`GET /load`), and how far their loaders have
+come (`GET /progress`).
 
 Both on the engine's port, which network policies let the operator reach; it needs no right on pods, and writes nothing
 into the cluster. An answer helps to choose or to explain and is never waited for long: a pod that is slow to answer, or
@@ -8,14 +9,17 @@ cannot be reached, is left out.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, TypeVar
+from math import inf
+from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from kvasir_operator.api.labels import ENGINE_HTTP_PORT
-from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.api.labels import ENGINE_HTTP_PORT, ENGINE_ROLES, ROLE_LABEL
+from kvasir_operator.kube.kinds import KubeObject, ServiceKey
+from kvasir_operator.observe.containers import own_containers
 from kvasir_operator.observe.model_loader import DownloadProgress, is_downloading
 from kvasir_operator.observe.pod_events import some_of_each_role
+from kvasir_operator.observe.replicas import EngineContext, replicas_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +27,12 @@ Told = TypeVar("Told")
 ReadDownloads = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, DownloadProgress]]]
 """Of these pods, by pod name."""
 _WORK_TIMEOUT_SECONDS: Final = 2.0
-_DOWNLOAD_TIMEOUT_SECONDS: Final = 0.5
+_SHORT_TIMEOUT_SECONDS: Final = 0.5
+"""Where the answer only explains."""
 _MAX_PODS_ASKED: Final = 8
-"""Of a role, for their downloads: its pods are alike."""
+"""Of a role, for what explains: its pods are alike."""
+_ASK_AGAIN_SECONDS: Final = 60.0
+"""An engine that did not tell its context."""
 
 
 async def read_work(
@@ -40,7 +47,7 @@ async def read_work(
 
 
 async def read_downloads(
-    pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _DOWNLOAD_TIMEOUT_SECONDS
+    pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _SHORT_TIMEOUT_SECONDS
 ) -> dict[str, DownloadProgress]:
     """Of those whose loader is running, by pod name."""
 
@@ -51,6 +58,55 @@ async def read_downloads(
     asked = some_of_each_role(downloading, _MAX_PODS_ASKED)
     # Between two loaders of a pod, and while one starts or ends, nobody listens: that is worth no warning.
     return await _ask_pods(asked, port, "/progress", told, timeout_seconds, logging.DEBUG)
+
+
+ReadContexts = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, EngineContext]]]
+"""Of these pods, by pod name."""
+
+
+async def read_contexts(
+    pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _SHORT_TIMEOUT_SECONDS
+) -> dict[str, EngineContext]:
+    async def told(answer: aiohttp.ClientResponse) -> EngineContext:
+        load: dict[str, Any] = await answer.json()
+        return EngineContext(load["max_model_len"], load.get("max_model_len_cut_from"))
+
+    return await _ask_pods(pods, port, "/load", told, timeout_seconds, logging.DEBUG)
+
+
+class SeenContexts:
+    """Contexts of services' engines, asked once of each: it is settled when a container starts."""
+
+    def __init__(self, read: ReadContexts, clock: Callable[[], float]) -> None:
+        """`clock` gives monotonic seconds."""
+        self._read = read
+        self._clock = clock
+        self._seen: dict[ServiceKey, dict[tuple[str, int], tuple[EngineContext | None, float]]] = {}
+        """By a container's pod and restarts: its context, and when to ask for it again."""
+
+    async def shortest_cut(self, key: ServiceKey, pods: Iterable[KubeObject]) -> EngineContext | None:
+        """Of the engines that are ready; None where none is cut."""
+        leaders = [each.leader for each in replicas_of(pods) if each.is_ready and each.leader is not None]
+        engines = [pod for pod in leaders if pod["metadata"].get("labels", {}).get(ROLE_LABEL) in ENGINE_ROLES]
+        before, now = self._seen.get(key, {}), self._clock()
+        seen = {start: before[start] for pod in engines if (start := _start_of(pod)) in before}
+        asked = some_of_each_role(
+            (pod for pod in engines if seen.get(_start_of(pod), (None, now))[1] <= now), _MAX_PODS_ASKED
+        )
+        contexts = await self._read(asked) if asked else {}
+        for pod in asked:
+            context = contexts.get(pod["metadata"]["name"])
+            seen[_start_of(pod)] = context, now + _ASK_AGAIN_SECONDS if context is None else inf
+        self._seen[key] = seen
+        cut = [context for context, _ in seen.values() if context is not None and context.cut_from is not None]
+        return min(cut, key=lambda context: context.num_tokens, default=None)
+
+    def forget(self, key: ServiceKey) -> None:
+        self._seen.pop(key, None)
+
+
+def _start_of(pod: KubeObject) -> tuple[str, int]:
+    return pod["metadata"]["uid"], sum(container.get("restartCount", 0) for container in own_containers(pod))
 
 
 async def _ask_pods(

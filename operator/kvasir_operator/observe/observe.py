@@ -23,6 +23,7 @@ from kvasir_operator.kube.kinds import (
 )
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.pod_events import pods_to_ask
+from kvasir_operator.observe.replicas import EngineContext
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ class Observed:
     pods: tuple[KubeObject, ...] = ()
     pod_events: PodEvents = field(default_factory=dict)
     downloads: Downloads = field(default_factory=dict)
+    cut_context: EngineContext | None = None
+    """The shortest of its engines' contexts that are cut."""
 
     def with_children(self, written: Collection[KubeObject]) -> "Observed":
         """The same after `written` were applied."""

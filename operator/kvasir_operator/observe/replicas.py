@@ -44,6 +44,17 @@ class Replica:
         return bool(self.active_pods) and not self.is_leaving
 
 
+@dataclass(frozen=True)
+class EngineContext:
+    """Tokens of one request, prompt and answer together, that an engine takes.
+
+    cut_from: what its model takes, where the engine's memory holds no request so long; None: all of that.
+    """
+
+    num_tokens: int
+    cut_from: int | None = None
+
+
 def replicas_of(pods: Iterable[KubeObject]) -> list[Replica]:
     """In the order in which each one's first pod comes."""
     by_name: dict[str, list[KubeObject]] = {}

@@ -3,7 +3,7 @@
 from typing import Final
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.model import DisaggregationSpec, InferenceService, TenantLimits
+from kvasir_operator.api.model import DisaggregationSpec, InferenceService, RouterProbes, RouterSpec, TenantLimits
 from kvasir_operator.resources.engine_command import ANY_ADDRESS
 from kvasir_operator.resources.kv_events import router_kv_events_flags
 from kvasir_operator.resources.services import router_peers_flags
@@ -12,6 +12,7 @@ from kvasir_operator.resources.services import router_peers_flags
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
 KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
 REBALANCING_FLAG: Final = "--rebalancing"
+SHUTDOWN_DELAY_FLAG: Final = "--shutdown-delay"
 
 
 def router_command(service: InferenceService) -> list[str]:
@@ -34,9 +35,11 @@ def router_command(service: InferenceService) -> list[str]:
         *((REBALANCING_FLAG, "on") if service.spec.engine.kv_transfer else ()),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
+        *("--sse-keepalive-interval", f"{router.sse_keepalive_interval.seconds:g}"),
+        *(SHUTDOWN_DELAY_FLAG, f"{service.spec.rollout.drain_delay.seconds:g}"),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
-        *_limits(router.tenant_limits),
+        *_limits(router),
     ]
 
 
@@ -49,11 +52,13 @@ def _disaggregation(split: DisaggregationSpec | None) -> list[str]:
     ]
 
 
-def _limits(limits: TenantLimits | None) -> list[str]:
-    if limits is None:
-        return []
+def _limits(router: RouterSpec) -> list[str]:
+    tenants, probes = router.tenant_limits or TenantLimits(), router.probes or RouterProbes()
     flags = {
-        "--tenant-tokens-per-minute": limits.tokens_per_minute,
-        "--tenant-max-in-flight": limits.max_in_flight,
+        "--tenant-tokens-per-minute": tenants.tokens_per_minute,
+        "--tenant-max-in-flight": tenants.max_in_flight,
+        "--probe-timeout": probes.timeout_seconds,
+        "--probe-failures": probes.failure_threshold,
+        "--hung-after": probes.hung_after_seconds,
     }
     return [text for flag, value in flags.items() if value is not None for text in (flag, str(value))]

@@ -1,5 +1,6 @@
 """The router's Deployment: pods that take clients' requests and pick an engine for each."""
 
+import math
 from typing import Any, Final
 
 from kvasir_operator.api import labels
@@ -13,9 +14,8 @@ from kvasir_operator.resources.router_command import API_KEYS_FOLDER, router_com
 from kvasir_operator.resources.service_accounts import router_service_account_name
 from kvasir_operator.settings import OperatorSettings
 
-# kube-proxy needs a moment to stop sending new connections to a pod that is going away.
-_PRE_STOP_SECONDS: Final = 5
 _STOP_MARGIN_SECONDS: Final = 15
+_EVICTABLE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
 def router_deployment(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
@@ -28,22 +28,29 @@ def router_deployment(service: InferenceService, role: RouterRole, settings: Ope
             "selector": {"matchLabels": labels.role_selector(service.name, role.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 3,
-            "template": {"metadata": pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
+            "template": {"metadata": _pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
         },
     }
+
+
+def _pod_metadata(service: InferenceService, role: RouterRole) -> dict[str, Any]:
+    """Nothing of worth is in its /tmp, for which a cluster autoscaler would keep the node."""
+    metadata_ = pod_metadata(service, role)
+    return {**metadata_, "annotations": {_EVICTABLE: sandbox.TMP_VOLUME["name"], **metadata_.get("annotations", {})}}
 
 
 def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
     key_volumes, key_mounts = _api_keys(service.spec.router.api_keys_secret_ref)
     files, file_mounts = file_volumes(role.pod)
-    drain_seconds = int(service.spec.rollout.drain_timeout.seconds)
+    rollout = service.spec.rollout
+    drain_seconds = math.ceil(rollout.drain_delay.seconds + rollout.drain_timeout.seconds)
     return {
         "serviceAccountName": router_service_account_name(service, role),
         # It watches EndpointSlices with its token; its ServiceAccount mounts none by default.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "securityContext": sandbox.pod_security_context(role.pod.security_context),
-        "terminationGracePeriodSeconds": _PRE_STOP_SECONDS + drain_seconds + _STOP_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": drain_seconds + _STOP_MARGIN_SECONDS,
         "containers": [
             {
                 "name": "router",
@@ -61,7 +68,6 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "readinessProbe": http_probe("/ready", "admin", period_seconds=2, failure_threshold=2),
                 "livenessProbe": liveness_probe("admin"),
                 "terminationMessagePolicy": "FallbackToLogsOnError",
-                "lifecycle": {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
                 "securityContext": sandbox.container_security_context(role.pod.security_context),
                 "volumeMounts": [*key_mounts, sandbox.TMP_MOUNT, *file_mounts],
             }

@@ -7,6 +7,7 @@ from kvasir_operator.api.conditions import DEGRADING_REASONS, Condition, Conditi
 from kvasir_operator.api.labels import ROLE_PREFILL
 from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.model_names import GatewayState
+from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.plan import RolloutState
@@ -28,6 +29,8 @@ class Situation:
     """None where requests come through a router of the service's own."""
     scaling: ServiceScaling | None = None
     """What was decided of the replicas of autoscaled roles; None where none is."""
+    cut_context: EngineContext | None = None
+    """The shortest of the engines' that is shorter than the model's."""
 
 
 def service_conditions(roles: Sequence[RoleState], situation: Situation) -> list[Condition]:
@@ -94,7 +97,10 @@ def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:
 def _why_not_serving(lacking: Sequence[RoleState], situation: Situation) -> Waiting:
     if situation.blocked is not None and any(state.is_engine for state in lacking):
         return Waiting(Reason.UNSUPPORTED_FEATURE, situation.blocked)
-    return _refusal(situation) or _worst([*_waits(lacking), *situation.problems])
+    found, unwanted = [*_waits(lacking), *situation.problems], [state.role for state in lacking if not state.desired]
+    if unwanted and not found:
+        return Waiting(Reason.IDLE, f"the manifest wants no replicas of {', '.join(unwanted)}")
+    return _refusal(situation) or _worst(found)
 
 
 def _refusal(situation: Situation) -> Waiting | None:
@@ -108,9 +114,21 @@ def _model_loaded(roles: Sequence[RoleState], situation: Situation) -> Condition
     engines = engines_of(roles)
     if num_ready := sum(state.ready for state in engines):
         message = f"{num_ready} replicas have loaded {situation.model_name}"
-        return Condition(ConditionType.MODEL_LOADED, True, Reason.MODEL_LOADED, message)
+        if situation.cut_context is not None:
+            reason, message = Reason.CONTEXT_CUT, f"{message}; {_cut(situation.cut_context)}"
+        else:
+            reason = Reason.MODEL_LOADED
+        return Condition(ConditionType.MODEL_LOADED, True, reason, message)
     return _no_engine(ConditionType.MODEL_LOADED, engines, situation) or _not(
         ConditionType.MODEL_LOADED, _why_not_serving(engines, situation)
+    )
+
+
+def _cut(context: EngineContext) -> str:
+    return (
+        f"a request may have {context.num_tokens} tokens of the model's {context.cut_from}, as the KV cache has memory "
+        "for no more: give it more (resources.memory, engine.memoryUtilization, parallelism.tensor), or write "
+        f"engine.maxModelLen: {context.num_tokens} where that is enough"
     )
 
 
@@ -156,7 +174,8 @@ def _progressing(roles: Sequence[RoleState], situation: Situation) -> Condition:
     message = ", ".join(f"{state.role}: {state.ready} of {state.desired} ready" for state in moving)
     if any(state.num_former for state in moving):
         former = ", ".join(f"{state.num_former} {state.role}" for state in moving if state.num_former)
-        message = f"{message}; pods of former revisions left: {former}"
+        waits = "".join(f"; {wait.message}" for wait in _waits(moving))
+        message = f"{message}{waits}; pods of former revisions left: {former}"
         return Condition(ConditionType.PROGRESSING, True, Reason.ROLLOUT_IN_PROGRESS, message)
     is_scaling = all(state.ready for state in moving)
     return Condition(ConditionType.PROGRESSING, True, Reason.SCALING if is_scaling else Reason.STARTING, message)

@@ -37,6 +37,7 @@ def notable_changes(previous: dict[str, Any], status: dict[str, Any], plan: Plan
         *_revision_changes(previous, status),
         *_rollout_changes(previous, status),
         *_ready_changes(previous, status),
+        *_context_changes(previous, status),
         *_degraded_changes(previous, status),
         *_scaling_changes(previous, status),
     ]
@@ -87,6 +88,12 @@ def _degraded_changes(previous: dict[str, Any], status: dict[str, Any]) -> Itera
         yield ServiceEvent("Warning", after["reason"], after["message"])
     elif after["status"] == "False" and before.get("status") == "True":
         yield ServiceEvent("Normal", "Recovered", f"no longer {before['reason']}")
+
+
+def _context_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
+    before, after = _pair(previous, status, ConditionType.MODEL_LOADED)
+    if after.get("reason") == Reason.CONTEXT_CUT and before.get("reason") != Reason.CONTEXT_CUT:
+        yield ServiceEvent("Warning", after["reason"], after["message"])
 
 
 def _scaling_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:

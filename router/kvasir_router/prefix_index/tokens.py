@@ -18,8 +18,9 @@ import jinja2
 import msgspec
 import tokenizers
 
+from kvasir_chat.messages import ConversationRefusedError
+from kvasir_chat.template import ChatTemplate
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index.chat_template import ChatTemplate, conversation_fields, template_messages
 
 ENTRY_BYTES = 320
 """Of a cached piece besides its text and tokens: the map's entry and the objects' heads."""
@@ -32,6 +33,18 @@ class TokenizerCard(msgspec.Struct, frozen=True):
     digest: str
     chat_template: str | None = None
     special_tokens: dict[str, str] = {}
+
+
+class ConversationFields(msgspec.Struct):
+    """What of a chat request's body decides about its prompt, besides the messages."""
+
+    tools: list[Any] | None = None
+    documents: list[Any] | None = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class UnusableTokenizerError(Exception):
@@ -106,11 +119,23 @@ class PromptTokenizer:
         return self._prefix + tokens + self._suffix if add_special_tokens else tokens
 
     def _conversation_tokens(self, prompt: Prompt) -> bytes | None:
-        messages, fields = template_messages(prompt), conversation_fields(prompt)
-        if messages is None or self._template is None:
+        assert prompt.messages is not None
+        messages = msgspec.json.decode(prompt.messages, type=list[Any])
+        fields = msgspec.json.decode(msgspec.json.encode(dict(prompt.template_fields)), type=ConversationFields)
+        if self._template is None or not messages or fields.chat_template is not None:
             return None
-        text = self._template.render(messages, fields)
-        return None if text is None else self.encode(text, add_special_tokens=fields.add_special_tokens)
+        try:
+            text = self._template.render(
+                messages,
+                add_generation_prompt=fields.add_generation_prompt,
+                continue_final_message=bool(fields.continue_final_message),
+                tools=fields.tools,
+                documents=fields.documents,
+                variables=fields.chat_template_kwargs,
+            )
+        except ConversationRefusedError:
+            return None
+        return self.encode(text, add_special_tokens=bool(fields.add_special_tokens))
 
     def _piece(self, text: str) -> bytes:
         tokens = self._pieces.get(self._owner, text)

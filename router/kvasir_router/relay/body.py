@@ -7,12 +7,23 @@ engine that goes on with its stream. Whoever handles the request drops it at the
 """
 
 import asyncio
+from dataclasses import dataclass
 
+from kvasir_http.connections import ClientLimits
 from kvasir_router.errors import BodyBudgetExceededError, BodyTimeoutError, BodyTooLargeError, RequestError
-from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
 
 # Bodies come and go with the requests that they are of.
 _RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimes(ClientLimits):
+    body_seconds: float = 30.0
+    """For a request's body, and one more for every `body_bytes_per_second` that have come."""
+    body_bytes_per_second: float = 64 * 1024
+
+
+CLIENT_TIMES = ClientTimes()
 
 
 class BodyBudget:

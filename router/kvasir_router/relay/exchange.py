@@ -2,16 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 
 from kvasir_router.dialects.dialect import Dialect
-from kvasir_router.errors import RequestError, UnknownContentEncodingError
+from kvasir_router.errors import RequestError, RouterStoppingError, UnknownContentEncodingError
 from kvasir_router.relay.body import Body
 from kvasir_router.relay.headers import RawHeaders, cors_headers, end_to_end, value_of
 from kvasir_router.relay.journal import RESUMABLE_HEADER, Journal
 from kvasir_router.relay.response_writer import ResponseWriter
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 
+KEEP_ALIVE = b": keep-alive\n"
+"""No empty line follows: some clients would take it for the end of an event."""
+_EARLY_HEAD = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+_NUM_LOOKS = 8  # in the time after which a stream that brings nothing gets a comment
 _NOT_RELAYED = frozenset({RESUMABLE_HEADER.encode()})
 _NUM_ID_BITS = 128
 
@@ -35,8 +39,11 @@ class Exchange:
         self.dialect = dialect
         self.body = body
         self.arrived = 0.0
-        self.request_id = _request_id(headers)
+        self.request_id = request_id_of(headers)
+        self.has_started = False
+        """An engine's answer has begun, or the router's own; of a stream that is kept alive the head went before."""
         self.is_event_stream = False
+        self._becomes_event = False  # the answer to a stream, whose head went before, is none
         self.journal: Journal | None = None
         self.has_client_left = False
         self.write = writer.write  # a part of the answer's body
@@ -47,10 +54,6 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
 
     # For the handler
-
-    @property
-    def has_started(self) -> bool:
-        return self._writer.has_started
 
     @property
     def is_held_back(self) -> bool:
@@ -70,6 +73,8 @@ class Exchange:
 
     async def receive(self) -> bytes:
         """The request's body. Raises RequestError."""
+        if self._writer.is_refused:
+            raise RouterStoppingError("the router is stopping and takes no more requests", retry_after_seconds=1)
         coding = value_of(self.headers, b"content-encoding")
         if coding is not None and coding.strip().lower() not in (b"", b"identity"):
             name = coding.decode("latin-1")
@@ -80,7 +85,24 @@ class Exchange:
         return self.body.content
 
     def start(self, status: int, headers: RawHeaders) -> None:
-        """Status and headers as they came, those of the connection apart, with the request's id."""
+        """Status and headers as they came, those of the connection apart, with the request's id. Where a stream's head
+        went before, they are too late, and what is no event stream becomes its last event.
+        """
+        self.has_started = True
+        if self.has_head:
+            self._becomes_event = not _is_event_stream(dict(headers))
+        else:
+            self._start(status, headers)
+
+    def keep_alive(self) -> None:
+        """A comment for whatever closes connections that bring nothing. Fixes the status to 200."""
+        if not self.has_head:
+            self._start(200, _EARLY_HEAD)
+        is_interrupted = not self.is_event_stream or not self._writer.is_between_events
+        if not is_interrupted and not self._is_held_back and not self.has_whole_stream:
+            self._writer.write_comment(KEEP_ALIVE)
+
+    def _start(self, status: int, headers: RawHeaders) -> None:
         passed = end_to_end(headers, _NOT_RELAYED)
         if self._cors_origins:
             passed = [header for header in passed if not header[0].startswith(b"access-control-")]
@@ -88,8 +110,7 @@ class Exchange:
         named = dict(passed)
         if b"x-request-id" not in named:
             passed.append((b"x-request-id", self.request_id.encode("latin-1")))
-        is_endless = b"content-length" not in named
-        self.is_event_stream = is_endless and named.get(b"content-type", b"").startswith(b"text/event-stream")
+        self.is_event_stream = _is_event_stream(named)
         self._writer.start(status, passed)
 
     async def relay(
@@ -106,12 +127,23 @@ class Exchange:
         if self._is_held_back:
             answer.pause()
         try:
-            if write is None:
+            if self._becomes_event:
+                await self._relay_as_event(answer, on_first_byte)
+            elif write is None:
                 await answer.relay(self.write, on_first_byte, self._writer.write_chunk)
             else:
                 await answer.relay(write, on_first_byte)
         finally:
             self._source = None
+
+    async def _relay_as_event(self, answer: UpstreamAnswer, on_first_byte: Callable[[int], None]) -> None:
+        def write(piece: bytes) -> None:
+            if line := piece.translate(None, b"\r\n"):
+                self.write(line)
+
+        self.write(b"data: ")
+        await answer.relay(write, on_first_byte)
+        self.write(b"\n\n")
 
     def end(self) -> None:
         self._writer.end()
@@ -127,20 +159,31 @@ class Exchange:
 
         Any other answer that has begun cannot be mended: it stays unfinished, and the connection is closed.
         """
-        if not self.has_started:
+        if not self.has_head:
             self._answer(error)
         elif self.is_event_stream:
-            separator = b"" if self._writer.has_sent_last(b"\n\n") else b"\n\n"
+            separator = b"" if self._writer.is_between_events else b"\n\n"
             self.write(separator + self.dialect.error_event(error))
             self.end()
 
     def _answer(self, error: RequestError) -> None:
         body = self.dialect.error_body(error)
+        if error.ends_connection:
+            self.close_connection_after()
         self.start(error.status, [*error.headers(), (b"content-length", b"%d" % len(body))])
         self.write(body)
         self.end()
 
     # For the client's connection
+
+    @property
+    def has_head(self) -> bool:
+        return self._writer.has_started
+
+    @property
+    def last_piece(self) -> bytes:
+        """Another object with each that is written."""
+        return self._writer.last
 
     @property
     def has_ended(self) -> bool:
@@ -175,6 +218,51 @@ class Exchange:
             self._task.cancel()
 
 
-def _request_id(headers: RawHeaders) -> str:
+class KeepAlives:
+    """Streams that bring nothing for `seconds` get a comment, an eighth of that later at most; 0: never.
+
+    One timer for all of them, and nothing to do for a piece of a stream.
+    """
+
+    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._seconds = seconds
+        self._loop = loop
+        self._watched: dict[Exchange, tuple[bytes, float]] = {}  # the last piece that was seen, and since when
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, stream: Exchange) -> None:
+        if self._seconds:
+            self._watched[stream] = stream.last_piece, self._loop.time()
+            if self._timer is None:
+                self._look_later()
+
+    def forget(self, stream: Exchange) -> None:
+        """May be repeated, or of one that is not watched."""
+        self._watched.pop(stream, None)
+
+    def _look_later(self) -> None:
+        self._timer = self._loop.call_later(self._seconds / _NUM_LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._timer, now = None, self._loop.time()
+        if self._watched:
+            self._look_later()
+        for stream, (piece, since) in self._watched.items():
+            is_silent = stream.last_piece is piece
+            if is_silent and now - since < self._seconds:
+                continue
+            if is_silent:
+                stream.keep_alive()
+            self._watched[stream] = stream.last_piece, now
+
+
+def _is_event_stream(named: Mapping[bytes, bytes]) -> bool:
+    """In plain text, without a length: something may be added."""
+    is_plain = named.get(b"content-encoding", b"identity") == b"identity" and b"content-length" not in named
+    return is_plain and named.get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+def request_id_of(headers: RawHeaders) -> str:
+    """The client's own, or a new one."""
     given = value_of(headers, b"x-request-id")
     return given.decode("latin-1") if given else f"{random.getrandbits(_NUM_ID_BITS):032x}"

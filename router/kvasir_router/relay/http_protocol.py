@@ -10,11 +10,10 @@ from urllib.parse import unquote
 
 import httptools
 
+from kvasir_http.connections import Connections
 from kvasir_http.http_protocol import BoundedHttpProtocol
 from kvasir_router.dialects.dialect import Dialect
-from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.client_times import CLIENT_TIMES, ClientTimes
-from kvasir_router.relay.drain import Drain
+from kvasir_router.relay.body import CLIENT_TIMES, Body, BodyBudget, ClientTimes
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.response_writer import ResponseWriter
 
@@ -38,22 +37,20 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
     def __init__(
         self,
         *,
-        drain: Drain,
+        connections: Connections,
         forwarding: Forwarding | None = None,
         limits: ClientTimes = CLIENT_TIMES,
-        **bounds: Any,
+        **uvicorns: Any,
     ) -> None:
-        super().__init__(limits=limits, **bounds)
-        self._drain = drain
+        super().__init__(connections=connections, limits=limits, **uvicorns)
+        self._server_connections = connections
         self._forwarding = forwarding
         self._times = limits
 
     # How a request is handled
 
     def make_request(self) -> Any:
-        request = self._exchange() or super().make_request()
-        self._drain.begun()
-        return request
+        return self._exchange() or super().make_request()
 
     def begin(self, request: Any) -> None:
         if isinstance(request, Exchange):
@@ -62,19 +59,16 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
             self.tasks.add(task)
             request.begin(task, time.perf_counter())
             return
-        if self._drain.is_draining:
-            request.keep_alive = False
         super().begin(request)
 
     def give_up(self, request: Any) -> None:
-        self._drain.ended()
         if isinstance(request, Exchange):
             request.leave()
         else:
             super().give_up(request)
 
     def has_started(self, request: Any) -> bool:
-        return request.has_started if isinstance(request, Exchange) else super().has_started(request)
+        return request.has_head if isinstance(request, Exchange) else super().has_started(request)
 
     def close_after(self, request: Any) -> None:
         if isinstance(request, Exchange):
@@ -94,10 +88,10 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
         version = parser.get_http_version()
         writer = ResponseWriter(
             self.transport,
-            self._drain,
+            self._server_connections,
             self.on_response_complete,
             takes_chunks=version == "1.1",
-            keeps_alive=version != "1.0" and parser.should_keep_alive() and not self._drain.is_draining,
+            keeps_alive=version != "1.0" and parser.should_keep_alive(),
         )
         return Exchange(
             f"{path}?{query}" if query else path,
@@ -129,11 +123,6 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
             self.receiving.body.end()
         else:
             super().end_body()
-
-    def on_response_complete(self) -> None:
-        if self.unanswered:
-            self._drain.ended()
-        super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()

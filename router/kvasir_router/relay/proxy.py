@@ -37,18 +37,27 @@ _RESUMABLE = RESUMABLE_HEADER.encode()
 _JOURNAL_AT = JOURNAL_HEADER.encode()
 _OWN = frozenset({_REQUEST_ID, _TENANT, _ROUTER_SECRET, _RESUMABLE, _JOURNAL_AT})
 _NOT_FORWARDED = _OWN | {b"host", b"content-length", b"expect"}
+_OF_WHOLE_ANSWERS = frozenset({b"accept-encoding"})
 _WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
 
 
 def forwarded_headers(
-    headers: RawHeaders, request_id: str, tenant: str | None, router_secret: str | None, *, is_resumable: bool
+    headers: RawHeaders,
+    request_id: str,
+    tenant: str | None,
+    router_secret: str | None,
+    *,
+    is_stream: bool,
+    is_resumable: bool,
 ) -> bytes:
-    """The client's headers as lines, traceparent among them, hop-by-hop ones not; of streams a journal is asked for.
+    """The client's headers as lines, traceparent among them, hop-by-hop ones not. Streams are to come uncompressed,
+    since lines are added to them here, and with a journal where they can be continued.
 
     Where the router checked a key, it names the key's tenant to the engine instead of passing the key on. A client
     cannot say any of this itself.
     """
-    passed = end_to_end(headers, _NOT_FORWARDED if tenant is None else _WITHOUT_KEY)
+    not_forwarded = _NOT_FORWARDED if tenant is None else _WITHOUT_KEY
+    passed = end_to_end(headers, not_forwarded | _OF_WHOLE_ANSWERS if is_stream else not_forwarded)
     passed.append((_REQUEST_ID, request_id.encode("latin-1")))
     if tenant is not None:
         passed.append((_TENANT, tenant.encode()))

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 
-from kvasir_router.relay.drain import Drain
+from kvasir_http.connections import Connections
 from kvasir_router.relay.headers import RawHeaders, lines
 
 _WITHOUT_BODY = frozenset({204, 304})
@@ -21,7 +21,7 @@ class ResponseWriter:
     def __init__(
         self,
         transport: asyncio.Transport,
-        drain: Drain,
+        connections: Connections,
         on_end: Callable[[], None],
         *,
         takes_chunks: bool,
@@ -31,19 +31,25 @@ class ResponseWriter:
         self.has_ended = False
         self.keeps_alive = keeps_alive
         """Whether the connection is for another request after this one."""
-        self._last = b""
+        self.last = b""
+        """The last piece, as it was framed."""
         self._transport = transport
         self._send = transport.write
-        self._drain = drain
+        self._connections = connections
         self._on_end = on_end
         self._takes_chunks = takes_chunks  # not an HTTP/1.0 client's
         self._is_chunked = False
         self._head = b""
 
+    @property
+    def is_refused(self) -> bool:
+        """The server ends, and the time that is left is for the requests that it answers already."""
+        return self._connections.is_refusing
+
     def start(self, status: int, headers: RawHeaders) -> None:
         """Headers of the message alone, without those of the connection."""
         framing = b""
-        if self._drain.is_draining:
+        if self._connections.is_draining:
             self.keeps_alive = False
         if status not in _WITHOUT_BODY and not any(name == b"content-length" for name, _ in headers):
             self._is_chunked = self._takes_chunks
@@ -58,7 +64,7 @@ class ResponseWriter:
 
     def write(self, body: bytes) -> None:
         """For every piece of a stream: nothing is called here that need not be."""
-        self._last = data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
+        self.last = data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
         if self._head:
             data, self._head = self._head + data, b""
         if not self._transport.is_closing():
@@ -71,13 +77,23 @@ class ResponseWriter:
 
     def _write_chunk(self, chunk: bytes) -> None:
         """Never the first piece: with that goes the head."""
-        self._last = chunk
+        self.last = chunk
         if not self._transport.is_closing():
             self._send(chunk)
 
+    def write_comment(self, line: bytes) -> None:
+        """Of an event stream, between two events: no piece of the answer."""
+        last = self.last
+        self.write(line)
+        self.last = last
+
+    @property
+    def is_between_events(self) -> bool:
+        return not self.last or self.has_sent_last(b"\n\n") or self.has_sent_last(b"\r\n\r\n")
+
     def has_sent_last(self, end: bytes) -> bool:
         """Whether the last piece ended so: a broken stream is to be ended between two events."""
-        return self._last.endswith(end + b"\r\n" if self._is_chunked else end)
+        return self.last.endswith(end + b"\r\n" if self._is_chunked else end)
 
     def end(self) -> None:
         last = self._head + b"0\r\n\r\n" if self._is_chunked else self._head

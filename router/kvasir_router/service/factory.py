@@ -200,7 +200,14 @@ def _queue_limits(settings: ServiceSettings) -> QueueLimits:
 
 
 def _catalog(settings: ServiceSettings, registry: Registry) -> ModelCatalog:
-    return ModelCatalog(settings.model, settings.aliases, settings.adapters, registry.listed_models, settings.created)
+    return ModelCatalog(
+        settings.model,
+        settings.aliases,
+        settings.adapters,
+        registry.listed_models,
+        settings.created,
+        registry.max_model_len,
+    )
 
 
 def _own_models(settings: ServiceSettings) -> frozenset[str]:

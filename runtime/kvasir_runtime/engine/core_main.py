@@ -208,6 +208,7 @@ def _steps_ahead(scheduler: SchedulerConfig, rank: RankDescription) -> int:
 def _ready_message(config: RuntimeConfig, rank: RankDescription, instance: str) -> EngineReady:
     return EngineReady(
         max_model_len=rank.max_model_len,
+        max_model_len_cut_from=rank.max_model_len_cut_from,
         max_num_seqs=config.scheduler.max_num_seqs,
         vocab_size=rank.vocab_size,
         num_blocks=rank.num_blocks,

@@ -48,6 +48,8 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     max_model_len: int
+    max_model_len_cut_from: int | None = None
+    """What it would be with more memory for the KV cache; None: it was not cut."""
     max_num_seqs: int
     """Rows: sequences of one request that must run together may be no more."""
     vocab_size: int

@@ -12,6 +12,8 @@ class RankDescription:
     """Of all that this rank's layers keep, in the order of their places in the layout."""
     num_blocks: int
     max_model_len: int
+    max_model_len_cut_from: int | None = None
+    """What it would be with more memory for the KV cache; None: it was not cut."""
     max_num_batched_tokens: int
     vocab_size: int
     attention_backend: str

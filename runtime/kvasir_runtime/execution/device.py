@@ -1,10 +1,12 @@
 """The device that a rank computes on: which one, its float types and its memory."""
 
 import os
+import resource
 from pathlib import Path
 
 import torch
 
+from kvasir_runtime.checkpoint_json import shortened
 from kvasir_runtime.config import Device, DType
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.parallel.topology import RankPlace
@@ -36,7 +38,9 @@ def select_dtype(name: DType, declared: str | None) -> torch.dtype:
     """The type asked for; `auto`: the checkpoint's, float32 where it names none. Raises ConfigurationError."""
     chosen = (declared or "float32") if name == "auto" else name
     if chosen not in _DTYPES:
-        raise ConfigurationError(f"dtype {chosen!r} is not supported; pass --dtype with one of {', '.join(_DTYPES)}")
+        where = "of the checkpoint's config.json " if name == "auto" else ""
+        known = ", ".join(_DTYPES)
+        raise ConfigurationError(f"dtype {shortened(chosen)} {where}is not supported; pass --dtype with one of {known}")
     return _DTYPES[chosen]
 
 
@@ -48,8 +52,11 @@ def usable_cores(cgroup: Path = _CGROUP) -> int:
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory of the machine, or the container's limit where that is less (cgroup v2, then v1)."""
+    """Memory of the machine, or where that is less `ulimit -m` or the container's limit (cgroup v2, then v1)."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    resident, _ = resource.getrlimit(resource.RLIMIT_RSS)
+    if resident != resource.RLIM_INFINITY:
+        total = min(total, resident)
     for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes", cgroup / "memory.limit_in_bytes"):
         limit = _read(file)
         if limit is not None and limit != "max":

@@ -117,10 +117,16 @@ def _check(cache: CacheConfig) -> None:
 def _cache_bytes(cache: CacheConfig, memory: DeviceMemory, sequence_bytes: int) -> int:
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    share = cache.gpu_memory_utilization
-    share = DEFAULT_SHARE[memory.device_type] if share is None else share
-    free = max(0, int(memory.limit_bytes * share) - memory.used_bytes)
+    free = max(0, usable_bytes(cache, memory) - memory.used_bytes)
     return min(free, max(DEFAULT_CPU_BYTES, sequence_bytes)) if _is_cpu_default(cache, memory) else free
+
+
+def usable_bytes(cache: CacheConfig, memory: DeviceMemory) -> int:
+    """By weights, steps and KV cache together."""
+    if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
+        return memory.limit_bytes
+    share = cache.gpu_memory_utilization
+    return int(memory.limit_bytes * (DEFAULT_SHARE[memory.device_type] if share is None else share))
 
 
 def _is_cpu_default(cache: CacheConfig, memory: DeviceMemory) -> bool:

@@ -5,7 +5,7 @@ and a rank that takes its shards reads no others. Models are safetensors; only d
 name the file.
 """
 
-import json
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import msgspec
 from torch import Tensor
 
 from kvasir_runtime.errors import CheckpointError
@@ -77,6 +78,10 @@ class Checkpoint:
         """Of a tensor that is there."""
         return self._holders[name].shape(name)
 
+    def num_values(self, ignored: str | None = None) -> int:
+        """Numbers in all tensors together, but for the one of that name."""
+        return sum(math.prod(holder.shape(name)) for name, holder in self._holders.items() if name != ignored)
+
     def take(self, name: str, shape: tuple[int, ...], shard: Shard | None = None, rows: range | None = None) -> Tensor:
         """The tensor `name`, mapped from its file: nothing is read yet, and only what is used of it will be.
 
@@ -131,11 +136,6 @@ class Checkpoint:
             )
 
 
-def stored_bytes(folder: Path) -> int:
-    """Of a model's weight files. Raises CheckpointError where there are none."""
-    return sum(path.stat().st_size for path in _weight_files(folder, (SAFETENSORS,)))
-
-
 def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     """The first of `names` that is there; in place of model.safetensors those that its index names."""
     index = folder / f"{SAFETENSORS}.index.json"
@@ -155,12 +155,17 @@ def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:
     )
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    """File of each tensor."""
+
+
 def _indexed_files(index: Path) -> list[Path]:
     folder = index.parent
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} is not a safetensors index with a weight_map: {error!r}") from error
+        names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{index} is no index of safetensors files: {error}; download it again") from error
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
         raise CheckpointError(

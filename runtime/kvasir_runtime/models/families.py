@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, Callable[[HuggingFaceConfig], DecoderOptions]] = {
 def read_options(config: HuggingFaceConfig, architecture: str | None = None) -> DecoderOptions:
     """Options of the architecture that config.json names, or of `architecture` where a draft's config.json names one
     of its own. Raises UnknownArchitectureError, ModelLoadError."""
-    architectures = [architecture] if architecture else config.texts("architectures") or []
+    architectures = [architecture] if architecture else config.texts("architectures")
     name = next((name for name in architectures if name in FAMILIES), None)
     if name is None:
         seen = ", ".join(architectures) or f"none (model_type {config.text('model_type', 'missing')!r})"

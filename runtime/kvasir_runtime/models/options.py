@@ -128,3 +128,11 @@ class DecoderOptions:
         """Longest sequence whose rotations are those of training: scalings that follow its length end earlier."""
         limits = [layer.attention.rope.max_exact_length for layer in self.layers]
         return min([self.max_position_embeddings, *(limit for limit in limits if limit is not None)])
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence that may be asked for: a rope's scaling may reach beyond max_position_embeddings."""
+        exact = self.max_exact_length
+        if exact < self.max_position_embeddings:
+            return exact
+        return min(layer.attention.rope.max_length for layer in self.layers)

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvasir_runtime.checkpoint_json import shortened
 from kvasir_runtime.errors import CheckpointError, ModelLoadError
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight
 from kvasir_runtime.kernels.linear import Linear
@@ -66,7 +67,8 @@ def select_format(checkpoint: Checkpoint, options: DecoderOptions, placement: Pl
         method = options.quantization.get("quant_method", "without a quant_method")
         raise ModelLoadError(
             f"{checkpoint.folder}: quantized checkpoints are not supported, and config.json declares a "
-            f"quantization_config ({method}); use the model in bf16, fp16 or fp32"
+            f"quantization_config ({shortened(method)}); use the model in bf16, fp16 or fp32, and where its weights "
+            "are that already, without quantization_config in config.json"
         )
     return PlainFormat(placement)
 

@@ -19,6 +19,7 @@ from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
 from kvasir_runtime.scheduling.sequences import Sequences
 from kvasir_runtime.scheduling.step import ReturnedTokens, StepPlan
+from kvasir_runtime.scheduling.step_budget import StepBudget
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class Planner:
         depths = self._depths(rows)
         self._take_decodes(draft, rows, depths)
         if self._limits.step_budget is not None:
-            draft.budget = min(draft.budget, self._limits.step_budget.num_prompt_tokens(len(draft.decode_rows)))
+            draft.budget = min(draft.budget, self._num_prompt_tokens(self._limits.step_budget, len(draft.decode_rows)))
         self._take_prompts(draft)
         if len(self._sequences.running) < num_running:
             self._drop_preempted(draft)
@@ -136,6 +137,11 @@ class Planner:
         if self._limits.num_stages > 1:
             draft.returned = self._rows.take_returned(draft.decode_rows, draft.decode_lengths)
         return draft
+
+    def _num_prompt_tokens(self, step_budget: StepBudget, num_decodes: int) -> int:
+        sequences = self._sequences
+        num_left = sequences.uncached.num_tokens + sequences.num_prefilling_tokens
+        return step_budget.num_prompt_tokens(num_decodes, len(sequences.waiting) + len(sequences.prefilling), num_left)
 
     def _decoding_rows(self) -> Rows:
         """Running sequences whose last known token alone is left to compute."""

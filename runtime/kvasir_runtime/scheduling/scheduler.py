@@ -7,6 +7,7 @@ back what it was to write.
 
 import itertools
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -118,10 +119,13 @@ class Scheduler:
         *,
         steps_per_second: float = 0.0,
         prefill_tokens_per_second: float | None = None,
+        step_tokens_counts: Collection[int] = (),
+        step_tokens_sum: int = 0,
         num_kv_events: int = 0,
         transfers: TransferStats | None = None,
     ) -> SchedulerStats:
         """State now, with what only the loop knows of itself."""
+        num_under_way = sum(step.num_prompt_tokens for step in self._under_way)
         return SchedulerStats(
             num_running=len(self._sequences.running),
             num_waiting=len(self._waiting) + self._sequences.num_future_forks,
@@ -138,11 +142,13 @@ class Scheduler:
             num_accepted_tokens=self._drafts.num_accepted_tokens,
             num_accepted_per_position=list(self._drafts.per_position),
             waiting_uncached_tokens=self._sequences.uncached.num_tokens,
-            running_uncached_tokens=self._num_running_uncached_tokens(),
+            running_uncached_tokens=self._sequences.num_prefilling_tokens + num_under_way,
             kv_used_tokens=self._kv.num_used_tokens,
             kv_capacity_tokens=self._kv.num_tokens,
             steps_per_second=steps_per_second,
             prefill_tokens_per_second=prefill_tokens_per_second,
+            step_tokens_counts=list(step_tokens_counts),
+            step_tokens_sum=step_tokens_sum,
             num_kv_events=num_kv_events,
             transfers=transfers,
         )
@@ -176,8 +182,9 @@ class Scheduler:
         """Whether nothing touches what steps up to this one were to read or write; None: there was no such step."""
         return step is None or not self._under_way or self._under_way[0].plan.number > step
 
-    def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
+    def schedule(self, now: float | None = None) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to compute, or nothing before results are in. `now`: of the
+        clock by which requests are told when they were first scheduled."""
         draft = self._planner.draft()
         if self._sequences.forking and draft.is_empty:
             draft = self._planner.draft()  # a prompt just admitted is cached whole, and its sequences fork first
@@ -190,6 +197,8 @@ class Scheduler:
         max_tokens_in_flight[: plan.num_decodes] = draft.decode_lengths
         generations = self._rows.generation[rows]
         chunks = [self._rows.occupant(row) for row in draft.chunk_rows]
+        for sequence in chunks:
+            sequence.request.admitted_at = sequence.request.admitted_at or now
         self._under_way.append(
             StepUnderWay(
                 plan, rows, generations, max_tokens_in_flight, draft.announced, chunks, sum(draft.chunk_lengths)
@@ -240,15 +249,6 @@ class Scheduler:
         sequences = self._sequences
         if sequences.running and not self._under_way and not sequences.forking and not self.remote.holds_pages:
             sequences.give_up_too_large(sequences.running[0].request)
-
-    def _num_running_uncached_tokens(self) -> int:
-        """Of prompts under way, those that steps under way compute included."""
-        num_known, most_planned = self._rows.num_known, self._rows.most_planned
-        to_plan = sum(
-            sequence.num_to_compute(int(num_known[sequence.row])) - int(most_planned[sequence.row])
-            for sequence in self._sequences.prefilling
-        )
-        return to_plan + sum(step.num_prompt_tokens for step in self._under_way)
 
     def _note_written(self, plan: StepPlan, rows: Rows, is_current: NDArray[np.bool_]) -> None:
         """Before any block is released: of a chunk all its tokens are written, of a decode those before it."""
@@ -319,6 +319,7 @@ class Scheduler:
             logprobs=None if logprobs is None else logprobs[:num_kept],
             prompt_logprobs=request.take_scores() if is_first else None,
             num_cached_tokens=request.num_cached_tokens or 0,
+            admitted_at=request.take_admission(),
             finish_reason=reason,
             stop_token_id=tokens[-1] if reason == "stop" else None,
         )

@@ -170,6 +170,12 @@ class Sequences:
 
     # Running
 
+    @property
+    def num_prefilling_tokens(self) -> int:
+        """Of prompts partly planned, those that no step computes yet."""
+        known, planned = self.rows.num_known, self.rows.most_planned
+        return sum(each.num_to_compute(int(known[each.row])) - int(planned[each.row]) for each in self.prefilling)
+
     def admit(self, sequence: Sequence, prefix: Prefix) -> None:
         """Let a waiting sequence run from its cached prefix. The caller has made sure of rows and pages."""
         request, token_ids = sequence.request, sequence.token_ids

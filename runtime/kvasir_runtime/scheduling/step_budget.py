@@ -15,6 +15,9 @@ UNMEASURED_TOKENS = 256
 LEAST_SHARE = 2.0
 """Of a step's time that prompts get, as a multiple of what its decodes take alone: where those take long by themselves,
 streams are slowed down threefold rather than prompts kept waiting many times as long."""
+FINISHING_SHARE = 2.0
+"""How many times as long a step may take that leaves no prompt waiting, where more wait for that than for the step. The
+rest in a step of its own would have the weights read once more."""
 
 
 class DecayingRate:
@@ -46,13 +49,16 @@ class StepBudget:
         self._prompts = DecayingRate(HALF_LIFE_SECONDS)
         """Tokens a second, beyond what the decodes of the same steps would have taken alone."""
 
-    def num_prompt_tokens(self, num_decodes: int) -> int:
-        """That a step may compute beside so many decodes: whole blocks, one at least."""
+    def num_prompt_tokens(self, num_decodes: int, num_prompts: int, num_left: int) -> int:
+        """Tokens of prompts that a step may compute beside so many decodes, where so many prompts wait and have
+        `num_left` tokens left to compute: all of those, or whole blocks, one at least."""
         if not num_decodes:
             return self._most
         rate, decode_seconds = self._prompts.value, self._decode_seconds(num_decodes)
         seconds = max(self._max_step_seconds - decode_seconds, LEAST_SHARE * decode_seconds)
         num_tokens = UNMEASURED_TOKENS if rate is None else int(seconds * rate)
+        if num_prompts > num_decodes and num_tokens < num_left <= FINISHING_SHARE * num_tokens:
+            return min(self._most, num_left)
         return min(self._most, max(1, num_tokens // self._block_size) * self._block_size)
 
     def observe_step(self, step: TimedStep) -> None:

@@ -5,6 +5,9 @@ pydantic's findings become one sentence that a client can act on.
 
 import asyncio
 import difflib
+import json
+import logging
+import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,13 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_http.connections import ClientLimits
 from kvasir_runtime.errors import InvalidRequestError, ServerUnavailableError
+from kvasir_runtime.flags import NEAR
 from kvasir_runtime.server.errors import BodyTimeoutError, BodyTooLargeError
-from kvasir_runtime.server.protocol import RequestModel
+from kvasir_runtime.server.foreign_fields import Body
 
+logger = logging.getLogger(__name__)
 MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
 MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
-Model = TypeVar("Model", bound=RequestModel)
+Model = TypeVar("Model", bound=Body)
+_named_hints: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +123,9 @@ class BodyBudgetMiddleware:
 
 def parse(model: type[Model], body: bytes) -> Model:
     """Raises InvalidRequestError that names the field, what was seen and what is expected."""
+    hints: set[str] = set()
     try:
-        return model.model_validate_json(body)
+        wishes = model.model_validate_json(body, context=hints)
     except ValidationError as error:
         if error.error_count() > MAX_LISTED_ERRORS:
             raise InvalidRequestError(
@@ -129,6 +136,15 @@ def parse(model: type[Model], body: bytes) -> Model:
         if details[0]["type"] == "json_invalid":
             raise _malformed_body(body, details[0]) from error
         raise _invalid_field(model, details) from error
+    wishes.check_wishes()
+    _name_once(hints)
+    return wishes
+
+
+def _name_once(hints: set[str]) -> None:
+    if new := hints - _named_hints:
+        _named_hints.update(new)
+        logger.info("clients send fields that mean nothing here: %s", ", ".join(sorted(new)))
 
 
 def _malformed_body(body: bytes, detail: ErrorDetails) -> InvalidRequestError:
@@ -142,7 +158,7 @@ def _malformed_body(body: bytes, detail: ErrorDetails) -> InvalidRequestError:
     return InvalidRequestError(f"the body is not valid JSON: {detail['ctx']['error']}; send one JSON object")
 
 
-def _invalid_field(model: type[RequestModel], details: list[ErrorDetails]) -> InvalidRequestError:
+def _invalid_field(model: type[Body], details: list[ErrorDetails]) -> InvalidRequestError:
     """Of several errors the one that helps most: a thing we cannot do, an unknown key, the innermost wrong value."""
     unsupported = [detail for detail in details if detail["type"] == "unsupported"]
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
@@ -154,16 +170,18 @@ def _invalid_field(model: type[RequestModel], details: list[ErrorDetails]) -> In
         return InvalidRequestError(f"{field} is required, but it was not given", field)
     if not field:
         return InvalidRequestError(first["msg"], first["type"] if first["type"] in model.model_fields else None)
+    if unsupported:
+        return InvalidRequestError(f"{field}: {first['msg']}", field)
     same_field = (_expected(detail) for detail in details if _field_name(detail["loc"]) == field)
     expected = "; or ".join(dict.fromkeys(same_field))
     return InvalidRequestError(f"{field}: {_shown(first['input'])} was given, but {expected}", field)
 
 
-def _unknown_fields(model: type[RequestModel], details: list[ErrorDetails]) -> InvalidRequestError:
+def _unknown_fields(model: type[Body], details: list[ErrorDetails]) -> InvalidRequestError:
     location = details[0]["loc"]
     names = [str(detail["loc"][-1]) for detail in details]
     where = _field_name(location[:-1]) or "the request"
-    close = difflib.get_close_matches(names[0], model.model_fields, n=1) if len(location) == 1 else []
+    close = difflib.get_close_matches(names[0], model.model_fields, 1, NEAR) if len(location) == 1 else []
     hint = f"did you mean {close[0]!r}?" if close else "leave it out or correct its name"
     message = f"unknown field {', '.join(repr(name) for name in names)} in {where}; {hint}"
     return InvalidRequestError(message, _field_name(location) or names[0])
@@ -181,10 +199,9 @@ def _field_name(location: tuple[int | str, ...]) -> str:
 
 
 def _expected(detail: ErrorDetails) -> str:
-    message = detail["msg"]
-    return message.replace("Input should be", "it should be", 1) if message.startswith("Input") else message
+    return re.sub("^[A-Z][a-z]+ should", "it should", detail["msg"]).replace(" after validation", "")
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN_INPUT else f"{text[:MAX_SHOWN_INPUT]}..."

@@ -1,16 +1,16 @@
 """What clients may send: one pydantic model per route, the only place where untrusted JSON becomes typed values.
 
-Fields carry OpenAI's and vLLM's names and meanings. A field that means nothing to this server is accepted and named in
-`IgnoredFields`; one that would change the answer in a way we cannot do yet is refused; a key that nobody knows is an
-error that names it. `None` always means: not given.
+Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys without a field, `foreign_fields` says. `None`
+always means: not given.
 """
 
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
+from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
@@ -21,12 +21,6 @@ MAX_TEMPERATURE = 1e30
 """OpenAI takes at most 2, vLLM anything; this one leaves logits in float32 as far apart as one can tell."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions."""
-
-
-def _refuse_unless_empty(value: Any) -> Any:
-    if value in (None, False, "", [], {}):
-        return None
-    raise PydanticCustomError("unsupported", "this server does not support it; leave it out")
 
 
 def _refuse_unless_text_format(value: Any) -> Any:
@@ -46,65 +40,34 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _default_for_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
 def _as_number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-Ignored = Any
+OrNull = BeforeValidator(_default_for_null)
+"""For a field whose default is a value: null means not given, as with every other field."""
+Flag = Annotated[bool, OrNull]
 Whole = Annotated[int, BeforeValidator(_whole)]
-Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class IgnoredFields(RequestModel):
-    """Known to OpenAI clients, without a meaning here."""
-
-    user: Ignored = None
-    metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
-    parallel_tool_calls: Ignored = None
-    reasoning_effort: Ignored = None
-    verbosity: Ignored = None
-    spaces_between_special_tokens: Ignored = None
-    include_reasoning: Ignored = None
-    separate_reasoning: Ignored = None
-    stream_reasoning: Ignored = None
-    detokenize: Ignored = None
-
-
-class UnsupportedFields(RequestModel):
-    """Would change the answer in a way that this server cannot do yet."""
-
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
-    structured_outputs: Unsupported = None
-    logits_processors: Unsupported = None
-    allowed_token_ids: Unsupported = None
-    bad_words: Unsupported = None
-    prompt_logprobs: Unsupported = None
-    truncate_prompt_tokens: Unsupported = None
-    no_stop_trim: Unsupported = None
-    return_hidden_states: Unsupported = None
-    response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[Whole, Field(ge=-1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: Ignored = None
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class KvTransferFields(BaseModel):
@@ -136,7 +99,7 @@ class KvTransferFields(BaseModel):
         return self
 
 
-class GenerationFields(IgnoredFields, UnsupportedFields):
+class GenerationFields(Body):
     """What both ways of asking for text have in common."""
 
     model: str | None = None
@@ -144,33 +107,34 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
     """Of the client; the answer's id ends with it."""
     max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    min_tokens: Annotated[Whole, Field(ge=0), OrNull] = 0
     n: Annotated[Whole, Field(ge=1)] | None = None
     best_of: Annotated[Whole, Field(ge=1)] | None = None
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: EarlyStopping | None = None
-    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: LogitBias | None = None
     seed: Annotated[Whole, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64)] = 0
+    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64), OrNull] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
+    response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -205,8 +169,8 @@ class GenerationFields(IgnoredFields, UnsupportedFields):
 
     def _check_beam_search(self) -> None:
         if not self.use_beam_search:
-            for field in ("length_penalty", "early_stopping"):
-                if getattr(self, field) is not None:
+            for field, default in (("length_penalty", 1.0), ("early_stopping", False)):
+                if getattr(self, field) not in (None, default):
                     raise PydanticCustomError(
                         field, "{field} is only allowed with use_beam_search: true", {"field": field}
                     )
@@ -267,8 +231,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: Annotated[Whole, BeforeValidator(_as_number), Field(ge=0)] | None = None
     """True is 1, as vLLM has it."""
-    suffix: Unsupported = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
     @property
     def num_logprobs(self) -> int | None:
@@ -311,24 +274,20 @@ class ChatMessage(RequestModel):
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    # What an assistant's message carries when a client sends it back:
-    refusal: Ignored = None
-    annotations: Ignored = None
-    audio: Ignored = None
     function_call: Unsupported = None
+    prefix: Unsupported = None
+    partial: Unsupported = None
 
 
-class ChatPrompt(RequestModel):
+class ChatPrompt(Body):
     """How messages become a prompt; shared by chat completions and /tokenize."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
-    chat_template: Unsupported = None
-    documents: Unsupported = None
-    tools: Unsupported = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_continuation(self) -> Self:
@@ -344,13 +303,7 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
-    echo: Unsupported = None
     tool_choice: Annotated[Any, AfterValidator(_refuse_tool_choice)] = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    audio: Unsupported = None
-    prediction: Unsupported = None
-    web_search_options: Unsupported = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
@@ -364,12 +317,12 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
         return self
 
 
-class TokenizeTextRequest(RequestModel):
+class TokenizeTextRequest(Body):
     """POST /tokenize with a text."""
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
     return_token_strs: bool | None = None
 
 
@@ -380,7 +333,7 @@ class TokenizeChatRequest(ChatPrompt):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(RequestModel):
+class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: str | None = None

@@ -4,24 +4,33 @@ A value comes from the request, else from the checkpoint's generation_config.jso
 only the loaded model can tell (context length, vocabulary, limits of this server) is checked here.
 """
 
-import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
+from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, shortened
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
-from kvasir_runtime.engine.tokenizer import TextOptions
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from kvasir_runtime.requests.add_request import RequestSpec
-from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
+from kvasir_runtime.requests.sampling_params import MAX_STOP_TOKEN_IDS, BeamSearch, SamplingParams
 from kvasir_runtime.server.errors import NotTheRouterError
-from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.server.protocol import (
+    GenerationFields,
+    MinP,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    Whole,
+)
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -33,6 +42,11 @@ TRUST_FLAG = "--kv-transfer-trust-clients"
 STRANGER = "kvasir.stranger"
 """In the ASGI scope of a request that is not the router's (`trust`)."""
 T = TypeVar("T")
+
+
+def _listed(value: Any) -> Any:
+    """One or several, or null, which means none."""
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +76,49 @@ class Limits:
     max_logprobs: int
 
 
+class _Recommended(BaseModel):
+    """What is read of generation_config.json, as strictly as what comes from clients."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    eos_token_id: Annotated[list[Whole], BeforeValidator(_listed), Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+
+
 def load_sampling_defaults(folder: Path, tokenizer_eos: int | None, seed: int | None) -> SamplingDefaults:
-    """From generation_config.json, and config.json where that names no end-of-sequence id."""
-    generation = _read_json(folder / "generation_config.json")
-    eos = generation.get("eos_token_id")
-    if eos is None:
-        eos = _read_json(folder / "config.json").get("eos_token_id")
-    ids = [eos] if isinstance(eos, int) else list(eos or [])
-    if tokenizer_eos is not None and tokenizer_eos not in ids:
-        ids.append(tokenizer_eos)
+    """From generation_config.json, and config.json where that names no end-of-sequence id. Raises ModelLoadError."""
+    recommended = _recommended(folder / "generation_config.json")
+    ids = recommended.eos_token_id or _recommended(folder / "config.json", {"eos_token_id"}).eos_token_id
+    if tokenizer_eos is not None:
+        ids = [*ids, tokenizer_eos]
     return SamplingDefaults(
-        temperature=generation.get("temperature"),
-        top_p=generation.get("top_p"),
-        top_k=generation.get("top_k"),
-        min_p=generation.get("min_p"),
-        repetition_penalty=generation.get("repetition_penalty"),
-        eos_token_ids=tuple(ids),
+        temperature=recommended.temperature,
+        top_p=recommended.top_p,
+        top_k=recommended.top_k,
+        min_p=recommended.min_p,
+        repetition_penalty=recommended.repetition_penalty,
+        eos_token_ids=tuple(dict.fromkeys(ids)),
         seed=seed,
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _recommended(file: Path, names: Set[str] = frozenset(_Recommended.model_fields)) -> _Recommended:
+    """Of the keys `names`; empty where there is no such file."""
     if not file.exists():
-        return {}
+        return _Recommended()
+    values = {name: value for name, value in read_json_object(file).items() if name in names}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not valid JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
+        return _Recommended.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ModelLoadError(
+            f"{file}: {name!r} is {shortened(values[name])}: {first['msg']}, as for a request; {ADVICE}"
+        ) from error
 
 
 def resolved(
@@ -258,14 +287,15 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
+    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     if asked > room:
         raise ContextLengthError(
-            f"max_tokens is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "
+            f"{field} is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "
             f"{max_model_len} tokens, prompt and output together; ask for at most {room} or shorten the prompt",
-            "max_tokens",
+            field,
         )
     if asked < 1:
-        raise InvalidRequestError("max_tokens: 0 was given, but at least 1 token is generated", "max_tokens")
+        raise InvalidRequestError(f"{field}: 0 was given, but at least 1 token is generated", field)
     return asked
 
 
@@ -293,7 +323,8 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
 def _stop_token_ids(request: GenerationFields, defaults: SamplingDefaults, vocab_size: int) -> tuple[int, ...]:
     asked = request.stop_token_ids or []
     check_token_ids(asked, vocab_size, "stop_token_ids")
-    return tuple(dict.fromkeys([*asked, *(() if request.ignore_eos else defaults.eos_token_ids)]))
+    ends = () if request.ignore_eos else defaults.eos_token_ids
+    return tuple(dict.fromkeys([*asked, *(token_id for token_id in ends if 0 <= token_id < vocab_size)]))
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:

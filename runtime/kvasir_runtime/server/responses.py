@@ -169,7 +169,6 @@ class TokenizerResponse(msgspec.Struct):
     """The text of a tokenizer.json, with what tokenizer_config.json overrules."""
     chat_template: str | None
     special_tokens: dict[str, str]
-    adds_bos: bool
     digest: str
     """Of the rest, sha256 in hex."""
 
@@ -198,6 +197,9 @@ class LoadResponse(msgspec.Struct):
     steps_per_second: float = 0.0
     prefill_tokens_per_second: float | None = None
     instance: str | None = None
+    max_model_len: int | None = None
+    max_model_len_cut_from: int | None = None
+    """Tokens of context that the model has, where the KV cache holds no request so long; None: nothing was cut."""
 
 
 class VersionResponse(msgspec.Struct):

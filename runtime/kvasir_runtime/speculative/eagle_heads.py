@@ -154,13 +154,13 @@ def load_eagle3(folder: Path, target: Decoder, placement: Placement, max_model_l
 
 def _with_layer_config(config: HuggingFaceConfig) -> HuggingFaceConfig:
     """Its keys and those of Speculators' object side by side."""
-    return replace(config, values={**config.values, **config.mapping("transformer_layer_config")})
+    return replace(config, values={**config.values, **config.object("transformer_layer_config").values})
 
 
 def _check_norms(config: HuggingFaceConfig) -> None:
     """Raises ConfigurationError."""
     for name in _OTHER_NORMS:
-        if config.flag(name, False) or config.mapping("eagle_config").get(name):
+        if config.flag(name, False) or config.object("eagle_config").flag(name, False):
             raise ConfigurationError(
                 f"{config.path}: the head was trained with {name}, which is not supported: use a head without it"
             )
@@ -200,9 +200,9 @@ def _layer_options(options: DecoderOptions, checkpoint: Checkpoint, prefix: str)
 def _captured_layers(config: HuggingFaceConfig, num_layers: int) -> tuple[int, ...]:
     """Where config.json names none, the low, middle and high ones of the paper. Raises ConfigurationError."""
     key = "eagle_aux_hidden_state_layer_ids"
-    named = config.integers(key) or config.mapping("eagle_config").get(key)
+    named = config.integers(key) or config.object("eagle_config").integers(key)
     layers = tuple(named or (2, num_layers // 2, num_layers - 3))
-    if not all(isinstance(layer, int) and 0 <= layer < num_layers for layer in layers):
+    if not all(0 <= layer < num_layers for layer in layers):
         raise ConfigurationError(
             f"{config.path}: the head reads the target before its layers {list(layers)}, but the target has "
             f"{num_layers}: use a head that was trained on this model"

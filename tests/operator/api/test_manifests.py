@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests, load_services, title
 from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
 
 SERVICE = """
@@ -27,10 +27,37 @@ def test_reads_every_document_and_skips_empty_ones(tmp_path: Path) -> None:
     assert [service.name for service in load_services(file)] == ["one", "two"]
 
 
+def test_objects_of_other_kinds_and_those_of_lists_are_told_apart(tmp_path: Path) -> None:
+    namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: models}"
+    item = "{apiVersion: %s, kind: InferenceService, metadata: {name: two}, spec: {model: {source: file:///m}}}"
+    items = (
+        f"apiVersion: v1\nkind: List\nitems: [{item % 'serving.kvasir.dev/v1alpha1'}, {{apiVersion: v1, kind: Secret}}]"
+    )
+    found = load_manifests(write(tmp_path, f"{namespace}\n---\n{SERVICE % 'one'}\n---\n{items}"))
+
+    assert [service.name for service in found.services] == ["one", "two"]
+    assert [title(each) for each in found.others] == ["Namespace models", "Secret"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{apiVersion: serving.kserve.io/v1beta1, kind: InferenceService}",
+        "{apiVersion: serving.kvasir.dev/v1alpha1, kind: InferenceServices}",
+        "{apiVersion: v1, king: Secret}",
+        "text",
+    ],
+)
+def test_what_may_be_meant_as_a_service_is_not_passed_over(tmp_path: Path, written: str) -> None:
+    with pytest.raises(InvalidManifestError, match=r"document 2: .*expected"):
+        load_manifests(write(tmp_path, f"{SERVICE % 'one'}\n---\n{written}"))
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("", "empty, expected InferenceService manifests"),
+        ("{apiVersion: v1, kind: Secret, metadata: {name: a}}", "Secret a, expected InferenceService manifests"),
         ("a: [1", "not YAML"),
         ("a: 1\na: 2", "key 'a' appears twice"),
         (b"\xff\xfe\xff", "not UTF-8 text"),

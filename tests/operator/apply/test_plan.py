@@ -7,6 +7,7 @@ from tests.operator.cluster_objects import child, owner, service, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.apply.plan import (
+    Adopt,
     Apply,
     Cause,
     Delete,
@@ -112,6 +113,13 @@ def test_another_services_child_of_the_same_name_is_not_waited_for() -> None:
 def test_adopts_a_child_that_was_orphaned() -> None:
     (action,) = plan_for([child()], [stored(child(), ownerReferences=[])]).applies
     assert action.cause is Cause.CHANGED
+
+
+def test_adopts_what_is_not_rendered_and_an_operator_has_made() -> None:
+    former, users = stored(stamped(child(name="former"))), stored(child(name="users"))
+    orphans = [{**each, "metadata": {**each["metadata"], "ownerReferences": []}} for each in (former, users)]
+    plan = plan_for([child()], [stored(stamped(child())), *orphans])
+    assert plan == Plan(adopts=(Adopt(object_key(former), "child-uid", owner()),))
 
 
 def test_a_plan_can_do_without_some_children() -> None:

@@ -36,7 +36,7 @@ def test_is_ten_hex_digits_and_the_same_each_time(make_service: MakeService) -> 
         {"replicas": 5},
         {"router": {"policy": "roundRobin", "replicas": 3, "pod": {"image": "mine:2"}}},
         {"rollout": {"maxSurge": 2, "historyLimit": 0, "canary": {"weight": 10}}},
-        {"rollout": {"drainTimeout": "5m"}},
+        {"rollout": {"drainTimeout": "5m", "drainDelay": "1s"}},
         {"engine": {"dtype": "auto"}},
         {"engine": {"adapters": {"list": [{"name": "sql", "source": "file:///sql"}]}}},
         {"autoscaling": {"maxReplicas": 2}},

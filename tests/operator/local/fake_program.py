@@ -3,11 +3,12 @@
 FAKE_EXIT=N ends it at once with status N, FAKE_FETCH_EXIT=N when it is told to fetch; FAKE_STUBBORN=1 makes it and a
 child of its own deaf to SIGTERM.
 FAKE_HEALTH=503,200,... are the statuses of /health, the last one for good. GET /crash ends it with status 7; GET /hang
-makes /health fail; GET /arguments and /environment say how it was started.
+makes /health fail; GET /arguments, /environment and /memory say how it was started.
 """
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/hang":
             HUNG.set()
         answers = {"/arguments": sys.argv[1:], "/environment": dict(os.environ), "/pid": os.getpid()}
+        answers["/memory"] = resource.getrlimit(resource.RLIMIT_RSS)[0]
         body = json.dumps(answers.get(self.path, "ok")).encode()
         self.send_response(self.health() if self.path == "/health" else 200)
         self.send_header("Content-Length", str(len(body)))

@@ -223,11 +223,22 @@ def test_several_services_of_one_run_get_ports_of_their_own(start: Start, write_
 
 
 def test_what_is_not_acted_on_is_said_once(start: Start, write_manifest: Callable[..., Path]) -> None:
-    run = start(write_manifest(engine={"device": "cpu", "kvCache": {"hostMemory": "1Gi"}}))
+    file = write_manifest(engine={"device": "cpu", "kvCache": {"hostMemory": "1Gi"}})
+    file.write_text(file.read_text() + "\n---\n{apiVersion: v1, kind: Namespace, metadata: {name: models}}\n")
+    run = start(file)
+    run.printed(r"Namespace models is passed over")
     run.printed(r"warning: llama: spec\.engine\.kvCache\.hostMemory: there is no host tier yet")
 
     run.printed("is ready after")
     assert "".join(run.lines).count("not applied") == 1
+
+
+def test_a_pod_is_told_how_much_memory_it_may_use(start: Start, write_manifest: Callable[..., Path]) -> None:
+    run = start(write_manifest(resources={"memory": "3Gi"}))
+    url = run.printed(r"llama-serve-0 starting at (http://[^ \n]+)")[1]
+    run.printed("is ready after")
+
+    assert ask(f"{url}/memory") == 3 * 1024**3
 
 
 def test_a_port_in_use_is_named_before_anything_starts(write_manifest: Callable[..., Path], programs: Path) -> None:

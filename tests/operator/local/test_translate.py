@@ -15,7 +15,8 @@ from kvasir_operator.api.manifests import load_services
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
-from kvasir_operator.local.translate import Folders, local_service
+from kvasir_operator.local.translate import local_service
+from kvasir_operator.local.volumes import Folders, write_data
 from kvasir_operator.resources.router_secret import derived_secret
 from kvasir_operator.settings import OperatorSettings
 
@@ -111,6 +112,39 @@ def test_api_keys_are_read_from_a_folder_beside_the_manifest(translate: Translat
     [router] = translate(router={"replicas": 1, "apiKeysSecretRef": {"name": "keys"}}).routers
 
     assert ("--api-keys-file", str(tmp_path / "keys")) in pairwise(router.command)
+
+
+def test_secrets_and_config_maps_of_the_files_stand_in_for_those_of_a_cluster(
+    write_manifest: Callable[..., Path], programs: Path, network: LoopbackNetwork, tmp_path: Path
+) -> None:
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "models"}}
+    keys = {"kind": "Secret", "metadata": {"name": "keys"}, "data": {"team": "c2stMQ=="}, "stringData": {"a": "sk-2"}}
+    ca = {"kind": "ConfigMap", "metadata": {"name": "ca"}, "data": {"ca.crt": "PEM"}, "binaryData": {"b": "AAE="}}
+    volumes = [{"mountPath": "/etc/own-ca", "configMap": {"name": "ca"}}]
+    env = [{"name": "SSL_CERT_FILE", "value": "/etc/own-ca/ca.crt"}]
+    file = write_manifest(router={"apiKeysSecretRef": {"name": "keys"}}, pod={"volumes": volumes, "env": env})
+    [service] = load_services(file)
+    others = write_data([namespace, keys, ca], tmp_path / "run")
+    local = local_service(
+        service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs, tmp_path / "run")
+    )
+    folder = Path(dict(pairwise(local.routers[0].command))["--api-keys-file"])
+
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"team": "sk-1", "a": "sk-2"}
+    assert Path(local.engines[0].env["SSL_CERT_FILE"]).read_text() == "PEM"
+    assert Path(local.engines[0].env["SSL_CERT_FILE"]).with_name("b").read_bytes() == b"\x00\x01"
+    assert others == [namespace]
+
+
+def test_a_secret_that_is_not_base64_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalRunError, match=r"Secret keys: data\.team is not base64"):
+        write_data([{"kind": "Secret", "metadata": {"name": "keys"}, "data": {"team": "sk-1"}}], tmp_path)
+
+
+def test_an_engine_may_use_the_memory_of_its_pod(translate: Translate) -> None:
+    [engine] = translate(resources={"memory": "2Gi"}).engines
+
+    assert engine.memory_bytes == 2 * 1024**3
 
 
 def test_a_path_in_the_environment_is_one_of_this_machine(translate: Translate, tmp_path: Path) -> None:

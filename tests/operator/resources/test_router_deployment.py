@@ -38,7 +38,9 @@ def test_the_command_names_the_model_the_engines_and_the_queue(make_service: Mak
         *("--endpoints-service", "models/llama:8000"),
         *("--kv-events", "5557:5657"),
         *("--peers", "llama-router-peers.models.svc:5559"),
-        *("--max-queue-size", "7", "--max-queue-wait", "0.5", "--shutdown-timeout", "300"),
+        *("--max-queue-size", "7", "--max-queue-wait", "0.5"),
+        *("--sse-keepalive-interval", "20"),
+        *("--shutdown-delay", "10", "--shutdown-timeout", "300"),
     ]
 
 
@@ -77,12 +79,12 @@ def test_a_leaving_router_outlives_its_streams(make_service: MakeService) -> Non
 
 
 def test_a_leaving_router_takes_connections_until_nobody_opens_any_to_it(make_service: MakeService) -> None:
-    plain = pod_spec(make_service(rollout={"drainTimeout": "60s"}))
+    plain = pod_spec(make_service(rollout={"drainTimeout": "60s", "drainDelay": "30s"}))
     [container] = plain["containers"]
-    pause_seconds = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    delay_flag = container["command"].index("--shutdown-delay")
 
-    assert pause_seconds >= 5
-    assert plain["terminationGracePeriodSeconds"] > 60 + pause_seconds
+    assert container["command"][delay_flag + 1] == "30"
+    assert plain["terminationGracePeriodSeconds"] > 60 + 30
 
 
 def test_a_router_that_hangs_gets_no_time_to_drain_and_leaves_its_last_words(make_service: MakeService) -> None:

@@ -188,6 +188,14 @@ async def test_an_engine_that_takes_connections_and_does_not_answer_is_busy_and_
     assert engine.index.num_blocks(ENGINE.url) == 1
 
 
+async def test_bytes_from_before_the_last_probe_are_no_sign_of_life(until: Until) -> None:
+    heard = [True]
+    engine = ScriptedEngine(READY, *[BUSY] * PROBE_LIMITS.failures)
+    async with engine.probed(take_heard=lambda url: bool(heard) and heard.pop()):
+        await until(lambda: len(engine.states) == PROBE_LIMITS.failures + 2)
+    assert engine.states[-2:] == [UP, NOT_READY]
+
+
 async def test_an_engine_that_sends_bytes_of_answers_lives_whatever_its_probes_say(until: Until) -> None:
     engine = ScriptedEngine(READY, BUSY, BUSY, BUSY, BUSY)
     async with engine.probed(take_heard=lambda url: url == ENGINE.url):

@@ -134,10 +134,12 @@ def test_what_was_not_used_for_longest_is_forgotten() -> None:
 
 def test_limits_are_one_cores_and_capacity_is_all_cores() -> None:
     other = msgspec.structs.replace(
-        READY, num_blocks=7, kv_capacity_tokens=112, startup_seconds={"load": 2.0, "warm_up": 4.0}
-    )
+        READY, num_blocks=7, kv_capacity_tokens=112, startup_seconds={"load": 2.0, "warm_up": 4.0},
+        max_model_len=48, max_model_len_cut_from=64,
+    )  # fmt: skip
     total = total_ready([READY, other])
-    assert (total.max_model_len, total.max_num_seqs, total.instance) == (64, 4, "a")
+    assert (total.max_model_len, total.max_model_len_cut_from) == (48, 64)
+    assert (total.max_num_seqs, total.instance) == (4, "a")
     assert (total.num_blocks, total.kv_capacity_tokens) == (17, 272)
     assert total.startup_seconds == {"load": 2.0, "warm_up": 5.0}
 

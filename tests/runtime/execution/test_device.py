@@ -1,4 +1,5 @@
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def test_memory_limit_of_the_container_counts(file: str, tmp_path: Path) -> None
 def test_without_a_container_the_machine_is_the_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_limit_bytes(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_ulimit_of_resident_memory_counts(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_RSS)
+    resource.setrlimit(resource.RLIMIT_RSS, (2**30, hard))
+    try:
+        assert memory_limit_bytes(tmp_path) == 2**30
+    finally:
+        resource.setrlimit(resource.RLIMIT_RSS, (soft, hard))
 
 
 def test_cpu_quota_limits_the_threads(tmp_path: Path) -> None:

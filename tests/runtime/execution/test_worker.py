@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
@@ -74,13 +75,25 @@ def load_with_blocks(folder: Path, num_blocks: int, **model: Any) -> RankDescrip
 
 def test_serves_the_context_that_fits(folder: Path) -> None:
     rank = load_with_blocks(folder, 40)
-    assert (rank.max_model_len, rank.num_blocks) == (640, 40)
+    assert (rank.max_model_len, rank.max_model_len_cut_from, rank.num_blocks) == (640, 4096, 40)
+    assert load_with_blocks(folder, 256).max_model_len_cut_from is None
 
 
 def test_a_context_that_cannot_fit_is_refused_before_weights_are_read(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    save_file({"model.norm.weight": torch.zeros(1)}, folder / "model.safetensors")
     with pytest.raises(ConfigurationError, match="max_model_len 641 needs 41: lower --max-model-len to at most 640,"):
         load_with_blocks(folder, 40, max_model_len=641)
+
+
+def test_weights_that_do_not_fit_are_said_to_be_weights_before_they_are_read(folder: Path) -> None:
+    save_file({"model.norm.weight": torch.zeros(2**18)}, folder / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"the weights do not fit: as bfloat16 .* may use 0\.0 GiB of"):
+        load_worker(
+            ModelConfig(model=str(folder), device="cpu", dtype="bfloat16"),
+            CacheConfig(gpu_memory_utilization=1e-6),
+            ExecutionConfig(num_threads=1),
+            SchedulerConfig(max_num_seqs=4),
+        )
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])
@@ -165,6 +178,16 @@ def test_a_model_without_experts_is_not_loaded_expert_parallel(folder: Path) -> 
 def test_context_beyond_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--max-model-len 65: expected 1 to 64"):
         load(folder, max_model_len=65)
+
+
+def test_a_context_that_only_yarn_reaches_is_served_where_it_is_asked_for(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    assert load(folder).max_model_len == 64
+    assert load(folder, max_model_len=128).max_model_len == 128
+    with pytest.raises(ConfigurationError, match=r"--max-model-len 129: expected 1 to 128, .* rope scaling in config"):
+        load(folder, max_model_len=129)
 
 
 def test_longrope_beyond_its_exact_length_is_refused(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What config.json leaves to convention: which layers slide, in files without `layer_types`."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from kvasir_runtime.errors import ModelLoadError
 from kvasir_runtime.kv_cache.spec import FULL, Reach
-from kvasir_runtime.models.families import read_options
+from kvasir_runtime.models.families import FAMILIES, read_options
 from kvasir_runtime.models.hf_config import HuggingFaceConfig
 from kvasir_runtime.models.options import DecoderOptions, MoeOptions
 
@@ -44,6 +45,71 @@ def test_qwen_slides_from_max_window_layers_on(architecture: str) -> None:
 def test_qwen_ignores_a_window_that_is_switched_off(architecture: str) -> None:
     assert windows(architecture, sliding_window=8, max_window_layers=0, use_sliding_window=False) == [None] * 4
     assert windows(architecture, sliding_window=8, max_window_layers=0) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "when_missing"),
+    [("Mistral", 4096), ("Mixtral", None), ("Phi3", None), ("Qwen2", 4096), ("Qwen3", 4096), ("Gemma2", 4096)],
+)
+def test_a_window_of_null_is_none_and_one_that_is_missing_is_the_familys(
+    architecture: str, when_missing: int | None
+) -> None:
+    convention = {"use_sliding_window": True, "max_window_layers": 0}
+    assert windows(f"{architecture}ForCausalLM", **convention)[0] == when_missing
+    assert windows(f"{architecture}ForCausalLM", **convention, sliding_window=None) == [None] * 4
+    assert windows(f"{architecture}ForCausalLM", **convention, sliding_window=8)[0] == 8
+
+
+@pytest.mark.parametrize(("architecture", "when_missing"), [("Llama", 4), ("Mistral", 8), ("Qwen2", 32)])
+def test_kv_heads_of_null_are_all_heads_and_those_missing_the_familys(architecture: str, when_missing: int) -> None:
+    def kv_heads(num_heads: int, **values: Any) -> int:
+        config = SHAPE | {"architectures": [f"{architecture}ForCausalLM"], "num_attention_heads": num_heads, **values}
+        config = {name: value for name, value in config.items() if value != "missing"}
+        return read_options(HuggingFaceConfig(Path("config.json"), config)).layers[0].attention.num_kv_heads
+
+    assert kv_heads(when_missing, num_key_value_heads="missing", head_dim=8) == when_missing
+    assert kv_heads(4, num_key_value_heads=None) == 4
+    with pytest.raises(ModelLoadError, match="'num_key_value_heads' is 3, expected a divisor of the 4"):
+        kv_heads(4, num_key_value_heads=3)
+
+
+class ReadKeys(dict[str, Any]):
+    """Remembers which of its keys were asked for."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+NUMBERS: list[Any] = [-1, 0, 0.5, 2**31, 2**70, 1e300, float("nan"), float("inf")]
+WRONG = [*NUMBERS, True, "x", "8", [], [None], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_no_value_of_any_key_does_worse_than_be_refused_by_name(architecture: str) -> None:
+    shape = SHAPE | {"architectures": [architecture], "num_experts": 16, "use_sliding_window": True}
+    read = ReadKeys(shape)
+    read_options(HuggingFaceConfig(Path("folder/config.json"), read))
+    refusals: list[tuple[str, str]] = []
+    for name, value in itertools.product(read.names, WRONG):
+        try:
+            read_options(HuggingFaceConfig(Path("folder/config.json"), shape | {name: value}))
+        except ModelLoadError as error:
+            refusals.append((name, str(error)))
+    assert {name for name, _ in refusals} == read.names
+    assert [text for _, text in refusals if not text.startswith("folder/config.json: ")] == []
+    assert {name for name, text in refusals if name not in text} <= {
+        "hidden_size",
+        "num_attention_heads",
+    }  # of head_dim
 
 
 def test_gemma2_slides_in_every_other_layer_beginning_with_the_first() -> None:
@@ -127,5 +193,5 @@ def test_qwen2_moe_slides_in_every_other_layer_below_max_window_layers() -> None
 
 @pytest.mark.parametrize("top_k", [0, 9])
 def test_more_experts_a_token_than_there_are_or_none_are_refused(top_k: int) -> None:
-    with pytest.raises(ModelLoadError, match=f"num_experts_per_tok is {top_k}, expected at least 1 and at most the 8"):
+    with pytest.raises(ModelLoadError, match=f"'num_experts_per_tok' is {top_k}, expected "):
         options_of("MixtralForCausalLM", num_local_experts=8, num_experts_per_tok=top_k)

@@ -96,13 +96,57 @@ def test_gemma3_gives_its_sliding_layers_a_rope_of_their_own() -> None:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     )
+    sliding, full = (read_rope(config_of(rope_theta=base), head_dim=16).frequencies for base in (1e4, 1e6))
     for options in (read_options(old), read_options(new)):
-        assert [layer.attention.rope.base for layer in options.layers] == [1e4] * 5 + [1e6]
-        assert [layer.attention.rope.rope_type for layer in options.layers] == ["default"] * 5 + ["linear"]
+        *others, last = (layer.attention.rope.frequencies for layer in options.layers)
+        assert others == [sliding] * 5
+        assert last == pytest.approx([frequency / 8 for frequency in full])
         assert options.layers[5].attention.window is None
 
 
 def test_a_scaling_without_its_numbers_is_refused() -> None:
-    rope = read_rope(config_of(rope_scaling={"rope_type": "linear"}), head_dim=16)
-    with pytest.raises(ModelLoadError, match=r"rope type 'linear' needs 'factor'"):
-        rope_tables(rope, 10, torch.device("cpu"))
+    with pytest.raises(ModelLoadError, match=r"'rope_scaling\.factor' is missing"):
+        read_rope(config_of(rope_scaling={"rope_type": "linear"}), head_dim=16)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": ["linear"]}, r"'rope_scaling\.rope_type' is \['linear'\], expected a string"),
+        ({"rope_type": "linear", "factor": 0}, r"'rope_scaling\.factor' is 0, expected a number above 0"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 7}, "'rope_scaling.short_factor' .* a list of 8 numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 7 + [None]}, "'rope_scaling.short_factor'"),
+        ({"rope_type": "linear", "factor": 2, "rope_theta": 1e-300}, "no frequencies .* not finite"),
+        ({**YARN, "rope_theta": 1}, "no frequencies .* division by zero"),
+        ({**YARN, "truncate": "no"}, r"'rope_scaling\.truncate' is 'no', expected true or false"),
+        ({**YARN, "partial_rotary_factor": 1.5}, "24 of the 16 numbers of a head turn"),
+        ({**YARN, "partial_rotary_factor": 0.2}, "3 of the 16 numbers of a head turn"),
+    ],
+)
+def test_numbers_that_make_no_rope_are_refused(scaling: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=rf"config\.json: .*{message}"):
+        read_rope(config_of(rope_scaling=scaling), head_dim=16)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [({}, 1024), (YARN, 1024), ({**YARN, "factor": 8}, 2048), ({"type": "linear", "factor": 2}, 2048)],
+)
+def test_a_scaling_may_reach_beyond_the_positions_that_the_file_names(scaling: dict[str, Any], longest: int) -> None:
+    assert read_rope(config_of(rope_scaling=scaling), head_dim=16).max_length == longest
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_phi3_calls_longrope_by_other_names(name: str) -> None:
+    scaling = {"type": name, "short_factor": [1.1] * 8, "long_factor": [3.0] * 8}
+    shape = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_attention_heads": 4}
+    options = read_options(
+        config_of(
+            **shape, architectures=["Phi3ForCausalLM"], num_hidden_layers=1, rope_scaling=scaling,
+            original_max_position_embeddings=256,
+        )
+    )  # fmt: skip
+    assert options.max_exact_length == options.max_length == 256

@@ -59,6 +59,13 @@ def test_a_model_may_be_no_pickle(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"weight": 1}}', "\xff"])
+def test_an_index_that_names_no_files_is_refused(index: str, tmp_path: Path) -> None:
+    (tmp_path / f"{SAFETENSORS}.index.json").write_text(index, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"index\.json is no index of safetensors files"), Checkpoint(tmp_path):
+        pass
+
+
 class Command:
     """Touches `marker` as it is unpickled."""
 

@@ -8,6 +8,8 @@ from kvasir_runtime.scheduling.step import TimedStep
 from kvasir_runtime.scheduling.step_budget import UNMEASURED_TOKENS, StepBudget
 
 MOST, BLOCK = 2048, 16
+MANY = 100_000
+"""Tokens of prompts left to compute."""
 STEP = TimedStep(
     num_decodes=0, num_prompt_tokens=0, num_asked=0, num_accepted=0, num_proposals=0, seconds=99.0, clock_seconds=0.0,
 )  # fmt: skip
@@ -30,7 +32,7 @@ class Machine:
 
     def mixed_steps(self, number: int, num_decodes: int = 1) -> list[float]:
         """Seconds of each, with chunks as large as they may be."""
-        return [self.step(num_decodes, self.budget.num_prompt_tokens(num_decodes)) for _ in range(number)]
+        return [self.step(num_decodes, self.budget.num_prompt_tokens(num_decodes, 1, MANY)) for _ in range(number)]
 
 
 @pytest.fixture
@@ -40,11 +42,11 @@ def budget() -> StepBudget:
 
 def test_a_prompt_that_nobody_decodes_beside_has_the_whole_budget(budget: StepBudget) -> None:
     Machine(budget, 0.01, 0.01).mixed_steps(5)
-    assert budget.num_prompt_tokens(0) == MOST
+    assert budget.num_prompt_tokens(0, 1, MANY) == MOST
 
 
 def test_the_first_chunk_beside_a_stream_is_small_where_nothing_was_measured(budget: StepBudget) -> None:
-    assert budget.num_prompt_tokens(1) == UNMEASURED_TOKENS
+    assert budget.num_prompt_tokens(1, 1, MANY) == UNMEASURED_TOKENS
 
 
 @pytest.mark.parametrize("token_seconds", [0.0001, 0.0002, 0.001])
@@ -58,17 +60,28 @@ def test_steps_with_prompts_take_the_time_aimed_at(budget: StepBudget, token_sec
 def test_chunks_are_whole_blocks_and_no_more_than_the_budget(budget: StepBudget) -> None:
     machine = Machine(budget, 0.0, 0.1 / 1000)
     machine.step(0, MOST)
-    assert budget.num_prompt_tokens(1) == 992
+    assert budget.num_prompt_tokens(1, 1, MANY) == 992
     machine = Machine(budget, 0.0, 1e-6)
     for _ in range(20):
         machine.step(0, 10 * MOST)
-    assert budget.num_prompt_tokens(1) == MOST
+    assert budget.num_prompt_tokens(1, 1, MANY) == MOST
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "num_left", "num_tokens"),
+    [(3, 2000, 2000), (3, 2001, 992), (3, 1001, 1001), (3, 999, 992), (2, 2000, 992)],
+)
+def test_a_step_may_take_twice_as_long_where_that_ends_the_wait_of_more_than_decode(
+    budget: StepBudget, num_prompts: int, num_left: int, num_tokens: int
+) -> None:
+    Machine(budget, 0.0, 0.1 / 1000).step(0, MOST)
+    assert budget.num_prompt_tokens(2, num_prompts, num_left) == num_tokens
 
 
 def test_a_prompt_goes_on_however_slow_the_machine_is(budget: StepBudget) -> None:
     machine = Machine(budget, 0.0, 1.0)
     machine.step(0, MOST)
-    assert budget.num_prompt_tokens(1) == BLOCK
+    assert budget.num_prompt_tokens(1, 1, MANY) == BLOCK
 
 
 def test_where_decodes_alone_take_long_prompts_get_twice_as_much(budget: StepBudget) -> None:
@@ -90,13 +103,13 @@ def test_what_few_decodes_took_says_nothing_of_many(budget: StepBudget) -> None:
     machine = Machine(budget, 0.2, 0.001)
     machine.step(64, 0)
     machine.step(0, MOST)
-    assert budget.num_prompt_tokens(1) == 96
-    assert budget.num_prompt_tokens(64) == 400
+    assert budget.num_prompt_tokens(1, 1, MANY) == 96
+    assert budget.num_prompt_tokens(64, 1, MANY) == 400
 
 
 def test_steps_that_warm_up_are_not_counted(budget: StepBudget) -> None:
     budget.observe_step(replace(STEP, num_prompt_tokens=MOST, clock_seconds=9.0, is_warming_up=True))
-    assert budget.num_prompt_tokens(1) == UNMEASURED_TOKENS
+    assert budget.num_prompt_tokens(1, 1, MANY) == UNMEASURED_TOKENS
 
 
 def test_the_planner_cuts_prompts_beside_a_stream_and_no_others(make_engine) -> None:
@@ -108,3 +121,6 @@ def test_the_planner_cuts_prompts_beside_a_stream_and_no_others(make_engine) -> 
     engine.add([2] * 20, max_tokens=2)
     plans = [engine.step() for _ in range(5)]
     assert [plan.num_new_tokens.tolist() for plan in plans] == [[1, 8], [1, 8], [1, 4], [1, 1], [1]]
+    engine.add([3] * 7, max_tokens=1)
+    engine.add([4] * 8, max_tokens=1)
+    assert engine.step().num_new_tokens.tolist() == [1, 7, 8]

@@ -23,6 +23,7 @@ import msgspec
 import openai
 import pytest
 import tokenizers
+from tests.runtime.engine.test_detokenizer import sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kvasir_runtime.config import CacheConfig, ModelConfig, RuntimeConfig, ServerConfig
@@ -97,6 +98,7 @@ class FakeCore:
     def send_ready(self) -> None:
         ready = EngineReady(
             max_model_len=MAX_MODEL_LEN,
+            max_model_len_cut_from=2 * MAX_MODEL_LEN,
             max_num_seqs=64,
             vocab_size=self._vocab_size,
             num_blocks=100,
@@ -272,7 +274,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     byte_level_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "eos_token_id": 0}))
+    recommended = {"temperature": 0.6, "top_k": 20, "eos_token_id": [0, -1, 2**70]}  # some end with no token at all
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
     return folder
 
 
@@ -393,6 +396,17 @@ def running(shared: Running) -> Running:
     core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
     core.is_too_large = False
     return shared
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With a tokenizer whose decoder strips a text's first space."""
+    folder = tmp_path_factory.mktemp("models") / "m"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(sentencepiece_like().to_json())
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "add_bos_token": true}')
+    with running_server(folder, folder) as running:
+        yield running
 
 
 @pytest.fixture

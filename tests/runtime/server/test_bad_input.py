@@ -7,6 +7,16 @@ import openai
 import pytest
 
 from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.server.foreign_fields import RequestModel
+from kvasir_runtime.server.protocol import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "the quick brown fox"}
@@ -26,8 +36,8 @@ BAD_COMPLETIONS = [
     ({"max_tokens": 0}, "max_tokens", "at least 1 token"),
     ({"max_tokens": 10**9}, "max_tokens", "the model's context is 512 tokens"),
     ({"max_tokens": 10**40}, "max_tokens", "the model's context is 512 tokens"),
-    ({"max_tokens": "ten"}, "max_tokens", "'ten' was given, but it should be a valid integer"),
-    ({"max_tokens": True}, "max_tokens", "True was given, but it should be a valid integer"),
+    ({"max_tokens": "ten"}, "max_tokens", '"ten" was given, but it should be a valid integer'),
+    ({"max_tokens": True}, "max_tokens", "true was given, but it should be a valid integer"),
     ({"max_tokens": 3, "min_tokens": 4}, "min_tokens", "more than max_tokens, which is 3"),
     ({"n": 0}, "n", "greater than or equal to 1"),
     ({"n": 129}, "n", "at most 128 per prompt"),
@@ -67,7 +77,7 @@ BAD_COMPLETIONS = [
     ({"use_beam_search": True, "logprobs": 0}, "logprobs", "cannot be used with use_beam_search"),
     ({"use_beam_search": True, "best_of": 65}, "use_beam_search", "at most 64 sequences together"),
     ({"length_penalty": 1.5}, "length_penalty", "only allowed with use_beam_search"),
-    ({"early_stopping": False}, "early_stopping", "only allowed with use_beam_search"),
+    ({"early_stopping": True}, "early_stopping", "only allowed with use_beam_search"),
     ({"use_beam_search": True, "early_stopping": "always"}, "early_stopping", "valid boolean"),
     ({"use_beam_search": True, "early_stopping": "always"}, "early_stopping", "should be 'never'"),
     (
@@ -92,9 +102,11 @@ BAD_COMPLETIONS = [
     ({"guided_json": {"type": "object"}}, "guided_json", "does not support it"),
     ({"no_stop_trim": True}, "no_stop_trim", "does not support it"),
     ({"return_hidden_states": True}, "return_hidden_states", "does not support it"),
+    ({"typical_p": 0.9}, "typical_p", "does not support it"),
+    ({"regex": "a+", "user": "u"}, "regex", "does not support it"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
-    ({"zzz": 1}, "zzz", "unknown field 'zzz' in the request"),
+    ({"n_predict": 1}, "n_predict", "unknown field 'n_predict' in the request; leave it out"),
     ({"stream": True, "stream_options": {"zzz": 1}}, "stream_options.zzz", "unknown field 'zzz' in stream_options"),
     ({"prompt": ""}, "prompt", "it is empty"),
     ({"prompt": []}, "prompt", "not empty"),
@@ -122,11 +134,11 @@ def called_with(arguments: str) -> dict[str, object]:
 
 
 BAD_CHATS = [
-    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": []}, "messages", "[] was given, but it should have at least 1 item, not 0"),
     ({"messages": "hi"}, "messages", "valid array"),
     ({"messages": None}, "messages", "valid array"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "is required"),
-    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", "'wizard' was given"),
+    ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role", '"wizard" was given'),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "needs content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5 was given"),
     ({"messages": [{"role": "user", "content": "a", "zzz": 1}]}, "messages[0].zzz", "unknown field 'zzz'"),
@@ -137,6 +149,9 @@ BAD_CHATS = [
     ),
     ({"tools": [{"type": "function"}]}, "tools", "does not support it"),
     ({"response_format": {"type": "json_object"}}, "response_format", 'only {"type": "text"}'),
+    ({"web_search_options": {}}, "web_search_options", "does not support it"),
+    ({"messages": [{"role": "user", "content": "a", "tools": []}]}, "messages[0].tools", "unknown field 'tools'"),
+    ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0].prefix", "not support it"),
     ({"top_logprobs": 3}, "top_logprobs", "only allowed with logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "may not set messages"),
@@ -144,7 +159,8 @@ BAD_CHATS = [
     (called_with("[" * 100_000), "messages[0].tool_calls", "not valid JSON: maximum recursion depth"),
     (called_with('"\\ud800"'), "messages[0].tool_calls", "not valid JSON: "),
     (called_with("NaN"), "messages[0].tool_calls", "not valid JSON: "),
-    ({"max_completion_tokens": 10**9}, "max_tokens", "the model's context is 512 tokens"),
+    ({"max_completion_tokens": 10**9}, "max_completion_tokens", "max_completion_tokens is 1000000000 and the prompt"),
+    ({"max_completion_tokens": 0, "max_tokens": 5}, "max_completion_tokens", "at least 1 token"),
     ({"messages": [{"role": "user", "content": "word " * 600}]}, "messages", "the model's context is 512 tokens"),
 ]
 
@@ -172,6 +188,24 @@ def test_body_that_is_no_json_object_is_refused(running, body: bytes, message: s
     status, error = post(running, "/v1/completions", body)
     assert status == 400
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "required"),
+    [
+        (CompletionRequest, TEXT),
+        (ChatCompletionRequest, CHAT),
+        (TokenizeTextRequest, TEXT),
+        (TokenizeChatRequest, CHAT),
+        (DetokenizeRequest, {"tokens": [1]}),
+        (StreamOptions, {}),
+        (ChatMessage, {"role": "assistant", "content": "hi"}),
+    ],
+)
+def test_null_means_not_given_in_every_field(model: type[RequestModel], required: dict) -> None:
+    not_given = model.model_validate_json(json.dumps(required)).model_dump()
+    for field in model.model_fields.keys() - required.keys():
+        assert model.model_validate_json(json.dumps(required | {field: None})).model_dump() == not_given, field
 
 
 def test_a_body_of_nothing_but_mistakes_is_refused_without_listing_them(running) -> None:
