@@ -58,6 +58,8 @@ generate: $(INSTALLED)
 	$(BIN)/kvasir-operator crd --reference > docs/reference/inferenceservice.md
 	$(BIN)/python docs/metrics_page.py
 	$(BIN)/python -m charts.dashboards
+	$(BIN)/python -m charts.values_schema
+	$(BIN)/python charts/values_table.py
 
 $(INSTALLED): pyproject.toml
 	@echo "--- installing Python packages into .venv (the first time: about 5 GB, torch's CUDA build included)"

@@ -22,11 +22,12 @@ from kvasir_router.service.series import (
     WakeCollector,
 )
 from kvasir_runtime.engine.messages import EngineReady
-from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
+from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.parallel.topology import Topology
 from kvasir_runtime.ranks.node import NodeCollector
 from kvasir_runtime.ranks.status import NodeStatus
+from kvasir_runtime.request_metrics import request_rows
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
@@ -35,7 +36,8 @@ INTRODUCTION = f"""# Metrics
 
 Every series of the three programs, at `/metrics`: of the operator's port {labels.OPERATOR_PORT}, of routers' and the
 gateway's port {labels.ROUTER_ADMIN_PORT}, and of the engines' port {labels.ENGINE_HTTP_PORT}. Made by
-`docs/metrics_page.py`. Of a histogram there are `_bucket`, `_count` and `_sum`.
+`docs/metrics_page.py`. Of a histogram there are `_bucket`, `_count` and `_sum`. Engines also have those of
+their API process (`process_resident_memory_bytes` and others).
 
 Scraped by the PodMonitors of chart and operator, series have the labels `namespace` and `pod` too, those of engines
 and routers also `inference_service` and `role`, of which the gateway's have `role`

@@ -54,7 +54,7 @@ _NUMBERS = Section(
         number(
             "The router's own time, p99", SECONDS,
             "From a body that is read to its dispatch, without the queue. Above some milliseconds the router lacks "
-            "CPU: add router replicas or workers.",
+            "CPU: add router replicas.",
             ROUTERS.quantile(0.99, "kvasir_router_overhead_seconds"), Limits(0.01, 0.05), when_empty="no requests",
         ),
     ],

@@ -8,16 +8,32 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
-from kvasir_operator.apply.plan import Cause, FoundUnchanged, Plan, make_plan
+from kvasir_operator.apply.plan import Cause, Plan, make_plan, stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
-from kvasir_operator.groups.group import Group, WantedGroup, chosen_indexes, kinds_by_index, staying
-from kvasir_operator.groups.restart import RestartDecision, decide_restart, group_problems, record_after, removed_sets
+from kvasir_operator.groups.group import (
+    Group,
+    WantedGroup,
+    chosen_indexes,
+    kinds_by_index,
+    staying,
+    taken_apart,
+)
+from kvasir_operator.groups.restart import (
+    RestartDecision,
+    decide_restart,
+    group_problems,
+    record_after,
+    removed_sets,
+    restart_asked_for,
+    restart_gracefully,
+    take_apart,
+)
 from kvasir_operator.kube.kinds import KubeObject, ObjectKey
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import group_of, replicas_of
 from kvasir_operator.observe.waiting import Waiting
-from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, unweighs
+from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, weight_removals
 from kvasir_operator.rollout.observed import ObservedWorkload, observe_workloads
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.scale_down import Shrink, Work, find_shrinks, going
@@ -27,7 +43,7 @@ _NO_WORK: Work = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Course:
+class RolloutStep:
     """Where the rollout goes next, and what was observed of it."""
 
     workloads: Sequence[ObservedWorkload]
@@ -60,7 +76,7 @@ class Decision:
         return self.plan.without([*own, *former])
 
 
-def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> Course:
+def next_step(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> RolloutStep:
     workloads = observe_workloads(observed, owner_uid, now)
     rollout = plan_rollout(
         wanted.revision,
@@ -69,40 +85,38 @@ def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now:
         [each.workload for each in workloads],
         wanted.blocked,
     )
-    return Course(workloads, rollout, find_shrinks(rollout, workloads))
+    return RolloutStep(workloads, rollout, find_shrinks(rollout, workloads))
 
 
 def decide(
     wanted: DesiredService,
     observed: Observed,
     obj: KubeObject,
-    course: Course,
+    step: RolloutStep,
     gateway: GatewayState | None,
     now: str,
     work: Work = _NO_WORK,
-    found_unchanged: FoundUnchanged | None = None,
 ) -> Decision:
-    """`work`: how busy the replicas of shrinking workloads are. `found_unchanged`: by passes before and this one."""
-    rollout, workloads = course.rollout, course.workloads
-    going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in course.shrinks}
+    """`work`: how busy the replicas of shrinking workloads are."""
+    rollout, workloads = step.rollout, step.workloads
+    going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in step.shrinks}
     restarts = _restarts(rollout, workloads, going_groups, now)
     replicas = {role: rollout.replicas[WorkloadKey(role, rollout.revision)] for role in wanted.replicas}
     groups = _wanted_groups(wanted, replicas, observed, workloads, going_groups, restarts, now)
     current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight, groups)
     plan = make_plan(
-        wanted.stamped_objects(current),
+        map(stamped, wanted.objects(current)),
         observed.children,
         obj,
         scales(rollout, workloads, going_groups),
-        unweighs(rollout, workloads, observed.children),
+        weight_removals(rollout, workloads, observed.children),
         tuple(each.restart for each in restarts.values() if each.restart is not None),
         _kept(wanted, rollout, workloads, observed, gateway),
-        found_unchanged,
     )
     is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
     return Decision(
         plan,
-        course.shrinks,
+        step.shrinks,
         rollout,
         is_rolling,
         (
@@ -117,12 +131,16 @@ def _restarts(
     rollout: RolloutPlan, workloads: Collection[ObservedWorkload], going_groups: GoingGroups, now: str
 ) -> dict[str, RestartDecision]:
     """By name, of the groups that run on."""
-    decisions = {}
+    decisions: dict[str, RestartDecision] = {}
     for each in workloads:
         key = each.workload.key
-        for group in staying(each.groups, rollout.replicas.get(key, 0), going_groups.get(key, frozenset())):
-            decisions[group.name] = decide_restart(group, now)
-    return decisions
+        groups = staying(each.groups, rollout.replicas.get(key, 0), going_groups.get(key, frozenset()))
+        decisions |= {group.name: decide_restart(group, now) for group in groups}
+        asked = restart_asked_for(groups)
+        if asked is not None and decisions[asked.name].restart is None:
+            decisions[asked.name] = restart_gracefully(asked)
+    current = (group for each in workloads if each.workload.key.revision == rollout.revision for group in each.groups)
+    return decisions | {group.name: take_apart(group) for group in taken_apart(current)}
 
 
 def _wanted_groups(
@@ -135,7 +153,10 @@ def _wanted_groups(
     now: str,
 ) -> dict[str, Sequence[WantedGroup]]:
     """Of the current revision, by role."""
-    by_key = {each.workload.key: each.groups for each in workloads}
+    by_key = {each.workload.key: each.groups for each in workloads if each.workload.key.revision == wanted.revision}
+    current = [group for groups in by_key.values() for group in groups]
+    apart = {group.name for group in taken_apart(current)}
+    is_room_lacking = any(group.is_partly_placed for group in current)
     found: dict[str, Sequence[WantedGroup]] = {}
     for role in wanted.roles:
         if not role.is_grouped:
@@ -143,8 +164,11 @@ def _wanted_groups(
         key = WorkloadKey(role.name, wanted.revision)
         groups = by_key.get(key, [])
         avoided = _avoided_nodes(groups, restarts, now)
-        going_now, taken = going_groups.get(key, frozenset()), _taken(observed.pods, key)
-        indexes = chosen_indexes(groups, replicas[role.name], going_now, taken)
+        num_wanted = replicas[role.name]
+        if is_room_lacking:
+            num_wanted = min(num_wanted, sum(group.is_running and group.name not in apart for group in groups))
+        going_now = apart | going_groups.get(key, frozenset())
+        indexes = chosen_indexes(groups, num_wanted, going_now, _taken(observed.pods, key))
         kinds = kinds_by_index(groups, indexes, wanted.group_kind)
         found[role.name] = [WantedGroup(index, avoided.get(index, ()), kinds[index]) for index in indexes]
     return found

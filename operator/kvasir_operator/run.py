@@ -232,8 +232,9 @@ async def drain(
 def _prometheus(settings: OperatorSettings) -> Prometheus | None:
     if settings.prometheus_url is None:
         return None
-    token, ca = (Path(file) if file else None for file in (settings.prometheus_token_file, settings.prometheus_ca_file))
-    return Prometheus(PrometheusAccess(settings.prometheus_url, token, ca, settings.prometheus_verify))
+    names = ("token_file", "basic_auth_folder", "headers_folder", "ca_file")
+    paths = {name: Path(path) for name in names if (path := getattr(settings, f"prometheus_{name}"))}
+    return Prometheus(PrometheusAccess(settings.prometheus_url, **paths, is_verified=settings.prometheus_verify))
 
 
 def _leadership(client: KubeClient, settings: OperatorSettings) -> Leadership:

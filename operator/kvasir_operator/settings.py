@@ -65,6 +65,12 @@ class OperatorSettings:
         None, "Prometheus that autoscaling reads, up to what comes before /api/v1; default: replicas are not scaled"
     )
     prometheus_token_file: str | None = _setting(None, "file with the bearer token for it; read at every question")
+    prometheus_basic_auth_folder: str | None = _setting(
+        None, "folder of the files `username` and `password` for it, instead of a token; read at every question"
+    )
+    prometheus_headers_folder: str | None = _setting(
+        None, "folder of further headers for it, a file each, such as X-Scope-OrgID; read at every question"
+    )
     prometheus_ca_file: str | None = _setting(None, "certificates that it is trusted by; default: the system's")
     prometheus_verify: bool = _setting(True, "check its certificate")
     autoscaling_seconds: float = _setting(15.0, "autoscaled services are measured again after this many seconds")
@@ -80,13 +86,28 @@ class OperatorSettings:
             raise InvalidSettingsError(f"--lease-seconds is {self.lease_seconds}: expected 3 or more")
         if not 0 <= self.port <= 65535:
             raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")
-        if self.prometheus_url is not None and "@" in urlsplit(self.prometheus_url).netloc:
+        if self.prometheus_url is not None and "@" in _host(self.prometheus_url):
             raise InvalidSettingsError(
                 "--prometheus-url holds a user's name or password, which arguments, logs and statuses would show: "
-                "leave them out, and give a bearer token by --prometheus-token-file"
+                "leave them out, and give them by --prometheus-basic-auth-folder"
+            )
+        if self.prometheus_token_file and self.prometheus_basic_auth_folder:
+            raise InvalidSettingsError(
+                "--prometheus-token-file and --prometheus-basic-auth-folder are both set: one of them can be sent"
             )
         if self.defaults.gateway is not None and not self.gateway_secret:
             raise InvalidSettingsError(
                 f"--pod-defaults names a gateway and {labels.GATEWAY_SECRET_ENV} is not set: set it to the gateway's "
                 "own value, or leave the gateway out"
             )
+
+
+def _host(url: str) -> str:
+    """With a user's name and the port."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
+            return parts.netloc
+    except ValueError:  # brackets or a port that are none
+        pass
+    raise InvalidSettingsError("--prometheus-url is no address: expected http://HOST:PORT or https://HOST:PORT")

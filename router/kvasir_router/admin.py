@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Response
-from fastapi.responses import FileResponse
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.routing import APIRoute
 
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.debug.routing import PAGE, PAGE_HEADERS, describe_routing
@@ -20,6 +21,11 @@ def create_admin_app(
     taking it out of its Service while engines start from zero would refuse them instead.
     """
     app = FastAPI(title="Kvasir router admin", openapi_url=None)
+
+    @app.exception_handler(404)
+    async def unknown(request: Request, error: Exception) -> Response:
+        paths = ", ".join(route.path for route in app.routes if isinstance(route, APIRoute))
+        return JSONResponse({"detail": f"there is no {request.url.path} here, but {paths}"}, 404)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

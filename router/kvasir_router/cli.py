@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn
 from kvasir_router import __version__, server
 from kvasir_router.config import RouterConfig
 from kvasir_router.errors import ConfigError, StartupError
-from kvasir_router.workers import supervisor
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -40,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs until SIGTERM or SIGINT. Returns 0, 1 (cannot start) or 2 (wrong flags)."""
     try:
         config = parse_arguments(argv)
-        if config.workers > 1:
-            supervisor.run(config)
-        else:
-            server.run(config)
+        server.run(config)
     except StartupError as error:
         print(f"kvasir-router: {error}", file=sys.stderr)
         return error.exit_code
@@ -91,6 +87,11 @@ def _reader(config_field: "dataclasses.Field[Any]", kind: Any) -> Callable[[str]
 
 
 def _help_text(config_field: "dataclasses.Field[Any]") -> str:
-    default = config_field.default
+    default: Any = config_field.default
+    metavar = config_field.metadata["metavar"]
+    if metavar == "DURATION":
+        default = f"{default:g}s"
+    elif metavar == "SIZE":
+        default = f"{default >> 20}Mi"
     shown = "" if default in (None, ()) else f" (default: {default})"
     return f"{config_field.metadata['help']}{shown}".replace("%", "%%")

@@ -209,8 +209,7 @@ class RouterConfig:
         default=256 * 2**20,
         metadata=_flag(
             "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
-            "most, and have an eighth as much for themselves; of --workers each holds an equal part, and no less than "
-            "one body of --max-body-size",
+            "most, and have an eighth as much for themselves; 3/8 of the container's memory limit where that is less",
             read=parse_size,
             metavar="SIZE",
         ),
@@ -265,7 +264,7 @@ class RouterConfig:
         default=None,
         metadata=_flag(
             "DNS name of all routers of the same engines, and the port at which each tells the others over ZMQ what it "
-            "sends where and would send next; not used with --workers (default: of others' requests only engines tell)",
+            "sends where and would send next (default: of others' requests only engines tell)",
             read=parse_host_port,
             metavar="HOST:PORT",
         ),
@@ -296,7 +295,7 @@ class RouterConfig:
         default="off",
         metadata=_flag(
             "on: an engine that exchanges KV and whose requests wait for room in it hands running streams over to one "
-            "where KV is half empty; needs --kv-events, and is not used with --workers"
+            "where KV is half empty; needs --kv-events"
         ),
     )
     probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
@@ -310,13 +309,6 @@ class RouterConfig:
         metadata=_duration(
             "an engine that takes connections and sends no byte for so long is hung: its requests go to others that "
             "can take them"
-        ),
-    )
-    workers: int = field(
-        default=1,
-        metadata=_flag(
-            "processes that share the port, each with an index of its own and up to --max-in-flight; "
-            "limits of tenants, connections and held bodies are divided among them"
         ),
     )
     shutdown_delay: float = field(
@@ -360,7 +352,6 @@ class RouterConfig:
         for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
             self._check_tenant_limit(name)
         for name in (
-            "workers",
             "max_in_flight",
             "prefix_block_size",
             "prefix_index_size",
@@ -406,8 +397,6 @@ class RouterConfig:
             raise ConfigError("--rebalancing on goes by what engines say of their load; name their ports: --kv-events")
         if not self.kv_transfer_port:
             raise ConfigError("--rebalancing on hands KV over, and --kv-transfer-port 0 forbids that")
-        if self.workers > 1:
-            raise ConfigError("--rebalancing on needs routers that hear one another, which --workers do not")
 
     def _check_tenant_limit(self, name: str) -> None:
         flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)

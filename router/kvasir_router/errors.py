@@ -1,13 +1,11 @@
-"""Every way the router says no: start-up errors end the process with one line, request errors become OpenAI's JSON.
+"""Every way the router says no: start-up errors end the process with one line, request errors are worded by dialects.
 
 RouterError
 ├── StartupError              ConfigError, PortInUseError, EndpointSourceError
-├── RequestError              has an HTTP status, an OpenAI type and code, and a body
+├── RequestError              has an HTTP status, an OpenAI type and code
 ├── UpstreamError             an attempt failed; the app decides on another one or an answer
 └── PrefillFailedError        an attempt ended for no fault of the engine that was to answer
 """
-
-import msgspec
 
 
 class RouterError(Exception):
@@ -33,7 +31,7 @@ class EndpointSourceError(StartupError):
 
 
 class RequestError(RouterError):
-    """An answer in OpenAI's error shape: https://platform.openai.com/docs/guides/error-codes."""
+    """An answer; type and code are OpenAI's: https://platform.openai.com/docs/guides/error-codes."""
 
     status = 500
     type = "server_error"
@@ -45,11 +43,6 @@ class RequestError(RouterError):
         super().__init__(message)
         self.param = param
         self.retry_after_seconds = retry_after_seconds
-
-    def body(self) -> bytes:
-        """The JSON body {"error": {message, type, param, code}}."""
-        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What goes with the body, its length apart."""

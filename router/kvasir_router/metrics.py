@@ -3,10 +3,16 @@
 from collections.abc import Callable
 from functools import cache, partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.registry import Collector
 
-from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.placement.placement import LocalPrefill, Placement
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import EndpointState
@@ -17,15 +23,24 @@ _FAILURES = ("connect", "lost", "broken", "unresponsive", "timeout", "late")
 _OVERHEAD_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each, of when it began
+
+
 class Metrics:
     """Series with labels are looked up through cached methods: `labels()` costs more than the count itself."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Answered requests.", "model", "code")
-        self._duration = self._histogram("request_duration_seconds", "Arrival to end.", _SECONDS, "model")
-        self._first_byte = self._histogram("time_to_first_byte_seconds", "Of streams.", _SECONDS, "model")
-        self._picks = self._counter("picks", "Requests sent to an endpoint.", "endpoint", "policy")
+        self._requests = self._counter("requests", "Requests answered, refused ones included.", "model", "code")
+        self._duration = self._histogram(
+            "request_duration_seconds", "Seconds from a request's arrival to the end of its answer.", _SECONDS, "model"
+        )
+        self._first_byte = self._histogram(
+            "time_to_first_byte_seconds", "Seconds from a stream's arrival to its first byte.", _SECONDS, "model"
+        )
+        self._picks = self._counter(
+            "picks", "Requests sent to an engine, by its URL and the policy that chose it.", "endpoint", "policy"
+        )
         self._revision_requests = self._counter(
             "revision_requests",
             "Requests sent to an engine, by the revision that answered or was tried last.",
@@ -33,35 +48,54 @@ class Metrics:
             "code",
         )
         self._revision_errors = self._counter(
-            "revision_upstream_errors", "Attempts that failed, by revision.", "revision", "reason"
+            "revision_upstream_errors",
+            "Attempts at an engine that failed, by the engine's revision.",
+            "revision",
+            "reason",
         )
-        self._retries = self._counter("retries", "Attempts repeated elsewhere.", "reason")
-        self.retries_refused = self._counter("retries_refused", "Attempts not repeated: too many were already.")
-        self._upstream_errors = self._counter("upstream_errors", "Attempts that failed.", "reason")
+        self._retries = self._counter(
+            "retries", "Attempts at an engine that failed and were repeated at another.", "reason"
+        )
+        self.retries_refused = self._counter(
+            "retries_refused", "Attempts that failed and were not repeated: too many were already."
+        )
+        self._upstream_errors = self._counter("upstream_errors", "Attempts at an engine that failed.", "reason")
         self._streams_resumed = self._counter(
             "streams_resumed", "Streams lost, or moved by an engine with their KV, and continued.", "reason"
         )
-        self._queue_wait_seconds = self._histogram("queue_wait_seconds", "Time held in the queue.", _SECONDS)
+        self._queue_wait_seconds = self._histogram(
+            "queue_wait_seconds",
+            "Seconds that a request was held in the router's queue; those that did not wait are left out.",
+            _SECONDS,
+        )
         self._overhead_seconds = self._histogram(
-            "overhead_seconds", "Body received to dispatch, without the queue.", _OVERHEAD_SECONDS
+            "overhead_seconds",
+            "Seconds that the router itself took, from a request's last byte to its dispatch, without the queue.",
+            _OVERHEAD_SECONDS,
         )
         self._prefix_hit_tokens = self._counter("prefix_hit_tokens", "Prompt tokens expected to be cached where sent.")
         self._remote_prefills = self._counter(
-            "remote_prefills", "Prompts sent to one engine to prefill, one to decode."
+            "remote_prefills", "Prompts sent to one engine to prefill and to another to decode."
         )
         self._remote_prefill_errors = self._counter(
-            "remote_prefill_errors", "Of these, prefills that failed.", "reason"
+            "remote_prefill_errors", "Prefills at an engine of their own that failed.", "reason"
         )
         self._local_prefills = self._counter("local_prefills", "Prompts that a decode engine was sent alone.", "reason")
         self.kv_transfer_seconds = self._histogram(
-            "kv_transfer_seconds", "End of a remote prefill to the first token, of streams.", _SECONDS
+            "kv_transfer_seconds", "Seconds from the end of a remote prefill to a stream's first token.", _SECONDS
         )
         self._prefix_fetches = self._counter(
             "prefix_fetches", "Requests whose engine was told to fetch a prefix that a peer has cached."
         )
-        self._prefix_fetch_tokens = self._counter("prefix_fetch_tokens", "Prompt tokens that they were to fetch.")
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens dispatched, estimated.")
-        self.in_flight = Gauge("kvasir_router_in_flight", "Requests being handled.", registry=self._registry)
+        self._prefix_fetch_tokens = self._counter(
+            "prefix_fetch_tokens", "Prompt tokens that engines were told to fetch from a peer's cache."
+        )
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens sent to engines; exact where prompts are tokenised, else estimated."
+        )
+        self.in_flight = Gauge(
+            "kvasir_router_in_flight", "Requests that the router handles now.", registry=self._registry
+        )
         self._request_duration = cache(self._duration.labels)
         self.time_to_first_byte = cache(self._first_byte.labels)
         self._request_count = cache(self._requests.labels)
@@ -118,25 +152,31 @@ class Metrics:
             self._queue_wait_seconds.observe(queue_wait_seconds)
 
     def observe_queue(self, num_waiting: Callable[[], int]) -> None:
-        self._gauge("kvasir_router_queue_depth", "Requests held in the queue.", num_waiting)
+        self._gauge("kvasir_router_queue_depth", "Requests held in the router's queue now.", num_waiting)
 
     def observe_bodies(self, num_bytes: Callable[[], int]) -> None:
-        self._gauge("kvasir_router_held_body_bytes", "Request bodies and journals of streams held.", num_bytes)
+        self._gauge(
+            "kvasir_router_held_body_bytes", "Bytes of request bodies and of streams' journals held now.", num_bytes
+        )
 
     def observe_connections(self, num_open: Callable[[], int]) -> None:
-        self._gauge("kvasir_router_connections", "Clients' connections held.", num_open)
+        self._gauge("kvasir_router_connections", "Connections of clients held now.", num_open)
 
     def observe_endpoints(self, num_in_state: Callable[[EndpointState], int]) -> None:
-        text = "Known endpoints by state."
-        gauge = Gauge(FleetSeries.ENDPOINTS.value, text, ["state"], registry=self._registry)
+        text = "Engines that the router knows, by state."
+        gauge = Gauge("kvasir_router_endpoints", text, ["state"], registry=self._registry)
         for state in EndpointState:
             gauge.labels(state.value).set_function(partial(num_in_state, state))
 
     def observe_ejected(self, num_ejected: Callable[[], int]) -> None:
-        self._gauge(FleetSeries.EJECTED_ENDPOINTS.value, "Get few or no requests.", num_ejected)
+        self._gauge(
+            "kvasir_router_ejected_endpoints",
+            "Engines that get few or no requests since they answer with errors.",
+            num_ejected,
+        )
 
     def observe_peers(self, num_peers: Callable[[], int]) -> None:
-        self._gauge("kvasir_router_peers", "Other routers that this one hears.", num_peers)
+        self._gauge("kvasir_router_peers", "Other routers of the same engines that this one hears.", num_peers)
 
     def forget_endpoint(self, url: str) -> None:
         """Pods come and go: the series of one that is gone must not stay for ever."""

@@ -47,6 +47,7 @@ _MODEL = {
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"type": "string"},
+        "max_model_len": {"type": "integer", "description": "Tokens of prompt and answer, as the engines say."},
     },
 }
 _MODELS = {
@@ -65,6 +66,7 @@ _REQUEST = {
         "priority": {"type": "integer", "description": "Lower is earlier, among the tenant's own requests."},
     },
 }
+HEALTH_PATHS = ("/health", "/ping")
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
@@ -74,6 +76,8 @@ def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Kvasir router", "version": "1"},
         "paths": {
+            "/openapi.json": {"get": _told("This document.")},
+            **{path: {"get": _told("For load balancers: 503 while the router stops.", 503)} for path in HEALTH_PATHS},
             "/v1/models": {"get": _listing("Lists the models, aliases and adapters.", "Models", ())},
             "/v1/models/{name}": {"get": _listing("Tells of one of them.", "Model", (_NAME,))},
             **{path: {"post": _forwarded()} for path in forwarded_paths},
@@ -84,6 +88,11 @@ def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
         },
         "security": [{}, {"key": []}],  # without --api-keys-file the router is open
     }
+
+
+def _told(summary: str, *statuses: int) -> dict[str, Any]:
+    answers = {str(status): {"description": summary} for status in (200, *statuses)}
+    return {"summary": summary, "security": [{}], "responses": {**answers, **_refusals(400, 405, 408, 431)}}
 
 
 def _listing(summary: str, schema: str, parameters: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 An engine's other paths, those that load adapters or change its state, are not reachable from outside.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
@@ -16,11 +17,14 @@ from kvasir_router import openapi
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.openai import OpenAIErrors
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
+from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
 from kvasir_router.service.services import Services
 
+logger = logging.getLogger(__name__)
 _OTHER_MAKES = (
     "/v1/responses",
     "/v1/messages",
@@ -41,11 +45,14 @@ DIALECTS: Mapping[str, Dialect] = {
     **{path: Passthrough(path) for path in _OTHER_MAKES},
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
+_UNKNOWN_API = OpenAIErrors()
 
 
-def create_app(services: Services, api_keys: ApiKeys | None, cors_origins: Sequence[str] = ()) -> ASGIApp:
+def create_app(
+    services: Services, api_keys: ApiKeys | None, is_stopping: Callable[[], bool], cors_origins: Sequence[str] = ()
+) -> ASGIApp:
     """What is answered here: all that is not forwarded. A slash at the end of a path means nothing."""
-    app: ASGIApp = _create_fastapi(services, api_keys)
+    app: ASGIApp = _create_fastapi(services, api_keys, is_stopping)
     if cors_origins:
         app = CORSMiddleware(
             app,
@@ -63,12 +70,19 @@ def create_app(services: Services, api_keys: ApiKeys | None, cors_origins: Seque
     return serve
 
 
-def _create_fastapi(services: Services, api_keys: ApiKeys | None) -> FastAPI:
+def _create_fastapi(services: Services, api_keys: ApiKeys | None, is_stopping: Callable[[], bool]) -> FastAPI:
     app = FastAPI(title="Kvasir router", openapi_url=None, redirect_slashes=False)
     listing = _ModelRoutes(services, api_keys)
+
+    async def health(request: Request) -> Response:
+        """For load balancers, which have no key: a router that stops is to get no more."""
+        status, text = (503, "stopping") if is_stopping() else (200, "ok")
+        return JSONResponse({"status": text}, status)
+
     app.router.routes.extend(
         [
             Route("/openapi.json", _show_document, methods=["GET"]),
+            *(Route(path, health, methods=["GET"]) for path in openapi.HEALTH_PATHS),
             Route("/v1/models", listing.list, methods=["GET"]),
             Route("/v1/models/{name:path}", listing.show, methods=["GET"]),
         ]
@@ -102,9 +116,13 @@ class _ModelRoutes:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    """In the words of the API that has the path, logged with the id that the client is told."""
     assert isinstance(error, RequestError)
-    response = Response(error.body(), error.status)
-    response.raw_headers.extend(error.headers())
+    request_id = request_id_of(request.scope["headers"])
+    logger.info("request_id=%s status=%d %s", request_id, error.status, error)
+    wording = DIALECTS.get(request.scope["path"], _UNKNOWN_API)
+    response = Response(wording.error_body(error), error.status)
+    response.raw_headers.extend([*error.headers(), (b"x-request-id", request_id.encode("latin-1"))])
     return response
 
 

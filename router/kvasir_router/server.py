@@ -26,11 +26,11 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
-from kvasir_router.listener import listening, url_of
+from kvasir_router.memory import memory_limit_bytes, within_limit
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.http_protocol import Forwarding
-from kvasir_router.relay.http_server import http_server
+from kvasir_router.relay.http_server import http_server, listening, url_of
 from kvasir_router.relay.kv_transfer import HANDOVERS
 from kvasir_router.relay.proxy import Proxy
 from kvasir_router.relay.upstream_pool import UPSTREAM_TIMES, UpstreamPool
@@ -84,24 +84,18 @@ class RunningRouter:
         return self.is_synced() and not self.is_stopping
 
 
-def run(
-    config: RouterConfig, on_serving: Callable[[RunningRouter], None] | None = None, tuning: Tuning = TUNING
-) -> None:
+def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends at once. Raises StartupError."""
     secret = gateway_secret_of(os.environ) if config.gateway else router_secret_of(os.environ)
-    set_up_logging(config.log_level)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
-        runner.run(_serve_until_signal(config, secret, on_serving, tuning))
-
-
-def set_up_logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True)
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
+        runner.run(_serve_until_signal(config, secret, Tuning(memory_limit_bytes=memory_limit_bytes())))
 
 
-async def _serve_until_signal(
-    config: RouterConfig, secret: str | None, on_serving: Callable[[RunningRouter], None] | None, tuning: Tuning
-) -> None:
+async def _serve_until_signal(config: RouterConfig, secret: str | None, tuning: Tuning) -> None:
     stop = asyncio.Event()
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
@@ -114,9 +108,12 @@ async def _serve_until_signal(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     async with running(config, secret=secret, tuning=tuning) as router:
-        logger.info("serving on %s, probes and metrics on %s", router.url, router.admin_url)
-        if on_serving is not None:
-            on_serving(router)
+        logger.info(
+            "serving on %s, probes and metrics on %s; %s/debug/routing shows why a request went where it went",
+            router.url,
+            router.admin_url,
+            router.admin_url,
+        )
         collect_garbage_seldom()
         await stop.wait()
         logger.info("stopping: running requests get up to %g s", config.shutdown_timeout)
@@ -132,9 +129,10 @@ async def running(
     """A router that serves while the block runs and drains at its end. `kubernetes` replaces the real API; engines know
     the router by `secret`, or of a gateway by one that is derived of it for each service.
     """
+    config = within_limit(config, tuning.memory_limit_bytes)
     async with AsyncExitStack() as stack:
         admin_host = config.admin_host or config.host
-        api_socket = stack.enter_context(listening(config.host, config.port, "--port", is_shared=config.workers > 1))
+        api_socket = stack.enter_context(listening(config.host, config.port, "--port"))
         admin_socket = stack.enter_context(listening(admin_host, config.admin_port, "--admin-port"))
         metrics = Metrics()
         session = await stack.enter_async_context(_probe_session(config.connect_timeout))
@@ -174,7 +172,7 @@ async def running(
                 times=tuning.clients,
             )
         )
-        app = create_app(found.services, parts.api_keys, config.cors_origin)
+        app = create_app(found.services, parts.api_keys, lambda: router.is_stopping, config.cors_origin)
         wanted = ConnectionLimits(config.max_connections, config.max_connections_per_peer)
         connections = Connections(wanted.within(most_descriptors(), per_connection=2))  # one of an engine each
         metrics.observe_connections(lambda: len(connections))

@@ -1,10 +1,11 @@
-"""`kvasir-runtime serve MODEL`: bind the port, start the engine core, serve until told to stop. Or `fetch` a model.
+"""`kvasir-runtime serve MODEL`: bind the port, fetch the model where it lies elsewhere, start the engine core, serve
+until told to stop. Or `fetch` a model alone.
 
 The port is bound before anything heavy starts, so that a port in use is an error of the first second. The engine core
 is a child process; API processes beyond the first are children too, and share the listening socket.
 """
 
-import argparse
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from kvasir_runtime import __version__
 from kvasir_runtime.config import RuntimeConfig, check_values
 from kvasir_runtime.engine.core_process import running_engine_cores
 from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeError
-from kvasir_runtime.flags import Parser, add_flags, config_from
+from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from
 from kvasir_runtime.logs import configure_logging
-from kvasir_runtime.model_sources.command import add_fetch_arguments, run_fetch
+from kvasir_runtime.model_sources.command import add_fetch_arguments, fetched, run_fetch
 from kvasir_runtime.server.launch import listen, run_api_server
 from kvasir_runtime.server.processes import run_api_processes
 
@@ -25,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = Parser(prog="kvasir-runtime", description="Kvasir's inference engine behind an OpenAI-compatible API")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    with_defaults = argparse.ArgumentDefaultsHelpFormatter
-    add_flags(commands.add_parser("serve", help="serve a model", formatter_class=with_defaults))
-    add_fetch_arguments(commands.add_parser("fetch", help="download a model", formatter_class=with_defaults))
+    usage = "kvasir-runtime serve MODEL [OPTION ...]"
+    add_flags(commands.add_parser("serve", help="serve a model", usage=usage, formatter_class=HelpFormatter))
+    add_fetch_arguments(commands.add_parser("fetch", help="download a model", formatter_class=HelpFormatter))
     namespace = parser.parse_all(sys.argv[1:] if arguments is None else arguments)
     configure_logging(namespace.log_level)
     try:
@@ -42,26 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def serve(config: RuntimeConfig) -> int:
     """Exit status: 0 after a clean stop, 1 when the engine core or an API process failed."""
-    check(config)
+    check_values(config)
     if config.parallel.node_rank > 0:
         from kvasir_runtime.ranks.node import serve_node  # numpy and more: not for API processes
 
-        return serve_node(config)
-    with (
-        listen(config.server.host, config.server.port) as listener,
-        tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
-        running_engine_cores(config, Path(folder)),
-    ):
-        if config.server.api_server_count == 1:
-            return run_api_server(config, 0, [listener], Path(folder))
-        return run_api_processes(config, listener, Path(folder))
+        return serve_node(with_model(config))
+    with listen(config.server.host, config.server.port) as listener:
+        config = with_model(config)
+        with tempfile.TemporaryDirectory(prefix="kvasir-") as folder, running_engine_cores(config, Path(folder)):
+            if config.server.api_server_count == 1:
+                return run_api_server(config, 0, [listener], Path(folder))
+            return run_api_processes(config, listener, Path(folder))
 
 
-def check(config: RuntimeConfig) -> None:
-    """What can be told before the model is looked at."""
-    folder = Path(config.model.model)
-    if not (folder / "config.json").is_file():
+def with_model(config: RuntimeConfig) -> RuntimeConfig:
+    """With the folder of its checkpoint."""
+    model = fetched(config.model)
+    if not (Path(model.model) / "config.json").is_file():
+        seen = "has no config.json" if Path(model.model).exists() else "does not exist"
         raise ConfigurationError(
-            f"MODEL is {config.model.model}, which has no config.json; give the folder of a Hugging Face checkpoint"
+            f"MODEL is {model.model}, which {seen}; give the folder of a Hugging Face checkpoint, or where "
+            "to download it from, as hf://ORG/NAME"
         )
-    check_values(config)
+    return dataclasses.replace(config, model=model)

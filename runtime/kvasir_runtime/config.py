@@ -26,9 +26,13 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    model: str = option("folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer)")
+    model: str = option(
+        "folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer); or ORG/NAME or "
+        "hf://ORG/NAME[@REVISION] of a hub, or s3://BUCKET[/PREFIX], which is downloaded first"
+    )
+    download_dir: str = option("folder that downloaded models are kept in", default="~/.cache/kvasir/models")
     served_model_name: tuple[str, ...] = option(
-        "names that clients use, the first is reported; default: the folder's name", default=()
+        "names that clients use, the first is reported; default: the folder's name, or ORG/NAME", default=()
     )
     tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
@@ -250,14 +254,21 @@ class ServerConfig:
     )
     max_connections: int = option("most connections of one API process; idle ones make way", default=4096)
     max_connections_per_peer: int = option(
-        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once, for each of its --workers",
+        "the same of one IPv4 address or IPv6 /64; a router sends up to 512 at once",
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
     )
-    shutdown_timeout: float = option("seconds that SIGTERM waits for requests in flight", default=300.0)
+    shutdown_delay: float = option(
+        "after SIGTERM the server serves on, each answer its connection's last, until nothing was asked for so many "
+        "seconds: as long as what stands in front of it takes to send elsewhere",
+        default=0.5,
+    )
+    shutdown_timeout: float = option(
+        "seconds after SIGTERM in which all must have ended; in their second half new requests get 503", default=300.0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("least severe level logged", default="info")
 
 
@@ -301,6 +312,7 @@ def check_values(config: RuntimeConfig) -> None:
     for flag, number in (
         ("--max-logprobs", server.max_logprobs),
         ("--stall-seconds", server.stall_seconds),
+        ("--shutdown-delay", server.shutdown_delay),
         ("--shutdown-timeout", server.shutdown_timeout),
     ):
         _check_at_least(flag, number, 0)

@@ -17,6 +17,23 @@ import msgspec
 from kvasir_runtime.config import RuntimeConfig
 
 POSITIONAL = "model"
+NEAR = 0.8
+"""Least likeness of the name that is suggested for an unknown one: a letter or two of ten are wrong."""
+_UNITS = {
+    **dict.fromkeys(("seconds", "timeout", "delay"), "SECONDS"), "ms": "MILLISECONDS", "bytes": "BYTES",
+    "len": "TOKENS", "tokens": "TOKENS", "size": "N", "port": "PORT", "host": "ADDRESS", "addr": "ADDRESS",
+    "dir": "FOLDER", "tokenizer": "FOLDER", "template": "FILE", "utilization": "SHARE",
+}  # fmt: skip
+"""What a flag takes, by the last word of its name."""
+_OTHERS = {int: "N", float: "NUMBER", str: "TEXT"}
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """With the defaults that the text does not explain."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_explained = action.default in (None, ()) or "default: " in (action.help or "")
+        return action.help if is_explained else super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,7 +71,7 @@ def config_from(namespace: argparse.Namespace) -> RuntimeConfig:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, 1, NEAR)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -91,7 +108,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
     elif dataclasses.is_dataclass(value_type):
         options.update(type=lambda text: _from_json(text, value_type), metavar="JSON")
     else:
-        options.update(type=value_type, metavar=value_type.__name__.upper())
+        options.update(type=value_type, metavar=_UNITS.get(field.name.split("_")[-1], _OTHERS[value_type]))
     group.add_argument("--" + field.name.replace("_", "-"), **options)
 
 

@@ -1,21 +1,21 @@
 """Every value of the chart has a description and a schema, and the README shows them as they are."""
 
-import json
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
+from charts.values_schema import text_of, whole
 from charts.values_table import CHART, documented_values, with_table
+from tests.charts import chart_values
+from tests.charts.chart_values import SCHEMA, SCHEMA_TEXT, VALIDATOR, VALUES, VALUES_TEXT, overlaid, validate
 
-from kvasir_operator.api.fields import manifest_fields
-from kvasir_operator.api.model import PodSpec, ResourcesSpec, RouterResources
+from kvasir_operator.api.defaults import InstallationDefaults
+from kvasir_operator.api.parse import parse_group
+from kvasir_operator.errors import InvalidManifestError
 
-VALUES_TEXT = (CHART / "values.yaml").read_text()
-VALUES = yaml.safe_load(VALUES_TEXT)
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 
@@ -43,14 +43,6 @@ def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
         yield path, schema
 
 
-def overlaid(values: Any, given: Any) -> Any:
-    """As Helm overlays them: maps key by key, null takes a key away."""
-    if not (isinstance(values, dict) and isinstance(given, dict)):
-        return given
-    merged = {key: overlaid(values.get(key), value) for key, value in given.items()}
-    return {key: value for key, value in {**values, **merged}.items() if value is not None}
-
-
 def test_every_value_is_described() -> None:
     described = {tuple(value.path.split(".")) for value in documented_values(VALUES_TEXT)}
     undescribed = [path for path in leaves(VALUES) if not any(path[:end] in described for end in range(len(path) + 1))]
@@ -64,37 +56,172 @@ def test_the_readme_has_the_table_of_the_values() -> None:
 
 def test_the_schema_knows_the_same_keys_as_the_values() -> None:
     for path, schema in objects(SCHEMA):
-        if "[]" in path:
+        if "[]" in path or path.endswith("ecurityContext"):  # whose fields are Kubernetes'
             continue
         values = VALUES
         for key in path.split(".")[1:]:
             values = values.get(key, {})
         if values == {}:
             continue  # for the user to fill
-        assert set(values) == set(schema["properties"]) - {"global"}, path
+        assert set(values) == set(schema["properties"]) - ({"global", "enabled"} if not path else set()), path
 
 
 def test_the_schema_refuses_unknown_keys_everywhere() -> None:
     assert [path for path, schema in objects(SCHEMA) if schema.get("additionalProperties") is not False] == []
 
 
-@pytest.mark.parametrize(
-    ("definition", "group", "manifest", "left_out"),
-    [
-        ("podSettings", None, PodSpec, set()),
-        ("engineDefaults", "resources", ResourcesSpec, {"profile"}),
-        ("routerDefaults", "resources", RouterResources, set()),
+def test_the_schema_has_what_is_made_of_the_operators_own_classes_and_flags() -> None:
+    assert text_of(whole(SCHEMA, VALUES)) + "\n" == SCHEMA_TEXT, "run make generate"
+
+
+POD: dict[str, Any] = {
+    "image": "registry.example/engine:1",
+    "nodeSelector": {"gpu": "h100"},
+    "tolerations": [
+        {"key": "gpu", "operator": "Equal", "value": "a", "effect": "NoExecute", "tolerationSeconds": 3},
+        {"key": "gpu", "operator": "Exists"},
     ],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpread": "auto",
+    "priorityClassName": "high",
+    "serviceAccountName": "engine",
+    "runtimeClassName": "nvidia",
+    "schedulerName": "volcano",
+    "imagePullSecrets": [{"name": "mirror"}],
+    "securityContext": {"fsGroup": 1, "seccompProfile": None},
+    "volumes": [{"mountPath": "/etc/ca", "configMap": {"name": "ca"}}],
+    "labels": {"team": "a"},
+    "annotations": {"team": "a b"},
+    "env": [
+        {"name": "A", "value": "1"},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
+        {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ],
+}
+ENGINE: dict[str, Any] = {
+    "pod": POD,
+    "resources": {
+        "accelerator": "nvidia.com/gpu",
+        "maxDevices": 8,
+        "cpu": 4,
+        "memory": "8Gi",
+        "sharedMemory": "1Gi",
+        "extra": {"rdma/ib": "1"},
+        "claims": [{"name": "gpu", "resourceClaimName": "shared"}],
+    },
+}
+ROUTER: dict[str, Any] = {"pod": {}, "resources": {"cpu": "1", "memory": "1Gi", "cpuLimit": 2}}
+GIVEN: dict[str, Any] = {
+    "podDefaults": {"engine": ENGINE, "router": ROUTER},
+    "profiles": {
+        "h100": {"pod": {"env": [{"name": "A", "value": "1"}]}, "resources": {"cpu": 1, "extra": {"rdma/ib": 1}}}
+    },
+    "networkPolicies": {"metricsFrom": [{"podLabels": {"app": "prometheus"}, "namespaceLabels": {"a": "b"}}]},
+    "monitoring": {"labels": {"release": "prometheus"}, "interval": "15s"},
+}
+ODD: tuple[Any, ...] = (
+    *(
+        None,
+        True,
+        0,
+        -1,
+        2,
+        1.5,
+        10**12,
+        "",
+        " ",
+        "1",
+        "-1",
+        "1.5",
+        "300s",
+        "5 Gi",
+        "true",
+        "null",
+        "R&D",
+        "/tmp",
+        "etc/ca",
+    ),
+    *("Exists", "Exist", "auto", "a" * 300, [], {}, [1], ["a"], {"a": 1}, {"serving.kvasir.dev/a": "b"}, {"name": "x"}),
 )
-def test_pod_defaults_and_profiles_take_the_fields_of_the_manifest(
-    definition: str, group: str | None, manifest: type, left_out: set[str]
-) -> None:
-    properties = SCHEMA["definitions"][definition]["properties"]
-    taken = properties if group is None else properties[group]["properties"]
-    assert set(taken) == {field.key for field in manifest_fields(manifest)} - left_out
+
+
+def steps(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """To every value within, and to one key more of each map."""
+    yield path
+    if isinstance(value, dict):
+        yield (*path, "unheardOf")
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from steps(below, (*path, key))
+
+
+def changed(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
+    made = within = copy.deepcopy(value)
+    for step in path[:-1]:
+        within = within[step]
+    within[path[-1]] = new
+    return made
+
+
+def as_pod_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """As the chart writes them for the operator."""
+    defaults = {**values.get("podDefaults", {}), "profiles": values.get("profiles", {})}
+    if "networkPolicies" in values:
+        defaults["networkPeers"] = {"metrics": values["networkPolicies"].get("metricsFrom", [])}
+    monitoring = values.get("monitoring", {})
+    defaults["podMonitors"] = {key: monitoring[key] for key in ("labels", "interval") if monitoring.get(key)}
+    return defaults
+
+
+@pytest.mark.parametrize("group", GIVEN)
+def test_what_the_schema_accepts_the_operator_takes(group: str) -> None:
+    """Each value of each field of the manifest in turn is something odd."""
+    validator = VALIDATOR.evolve(schema={**SCHEMA["properties"][group], "definitions": SCHEMA["definitions"]})
+    given = overlaid(VALUES[group], GIVEN[group])
+    assert validator.is_valid(given)
+    candidates = (changed(given, path, odd) for path in steps(GIVEN[group]) if path for odd in ODD)
+    accepted = [values for values in candidates if validator.is_valid(values) and as_pod_defaults({group: values})]
+    assert len(accepted) > 10
+    for values in accepted:
+        try:
+            parse_group(InstallationDefaults, as_pod_defaults({group: values}), "")
+        except InvalidManifestError as error:
+            pytest.fail(f"{error}")
+
+
+@pytest.mark.parametrize(
+    ("values", "is_valid"),
+    [
+        ({"enabled": True, "global": {"imageRegistry": "a"}}, True),
+        ({"operator": {"extraArgs": ["--retry-max-seconds=60", "--no-network-policies"]}}, True),
+        ({"operator": {"extraArgs": ["--retry-max-seconds=soon"]}}, False),
+        ({"operator": {"extraArgs": ["--retry"]}}, False),
+        ({"operator": {"workers": 1e9}}, False),
+        ({"operator": {"env": [{"name": "A", "value": 1}]}}, False),
+        ({"gateway": {"extraArgs": ["--max-connections=16384"]}}, True),
+        ({"gateway": {"extraArgs": ["--max-connections"]}}, False),
+        ({"prometheus": {"url": "https://user:password@example.com"}}, False),
+        ({"prometheus": {"url": "http://["}}, False),
+        ({"prometheus": {"url": "http://[fd00::1]:9090/select/0/prometheus"}}, True),
+        ({"prometheus": {"tokenSecret": "a", "basicAuthSecret": "b"}}, False),
+        ({"prometheus": {"tokenSecret": "", "basicAuthSecret": "b"}}, True),
+        ({"proxy": {"httpsProxy": "proxy.example.com:3128"}}, False),
+        ({"proxy": {"httpsProxy": "http://user:word@proxy.example.com:3128"}}, True),
+        ({"podDefaults": {"engine": {"pod": {"securityContext": {"fsGruop": 2000}}}}}, False),
+        ({"podDefaults": {"engine": {"pod": {"affinity": {"nodeAfinity": {}}}}}}, False),
+        ({"monitoring": {"interval": "5m1h"}}, False),
+        ({"images": {"pullPolicy": None}}, False),
+        ({"operator": {"workers": None}}, False),
+        ({"operator": {"podSecurityContext": {"seccompProfile": None}}}, True),
+        ({"profiles": {"h100": {"resources": {"cpu": 4}}}}, True),
+        ({"images": {"registry": "registry.example.com/a b"}}, False),
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_by_its_place_what_would_stop_a_pod(values: dict[str, Any], is_valid: bool) -> None:
+    assert chart_values.is_valid(values) is is_valid
 
 
 @pytest.mark.parametrize("file", CI_FILES, ids=lambda file: file.stem)
 def test_the_schema_accepts_every_ci_file(file: Path) -> None:
-    jsonschema.Draft7Validator.check_schema(SCHEMA)
-    jsonschema.validate(overlaid(VALUES, yaml.safe_load(file.read_text())), SCHEMA)
+    VALIDATOR.check_schema(SCHEMA)
+    validate(yaml.safe_load(file.read_text()))

@@ -5,7 +5,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from kvasir_runtime.engine.messages import EngineReady
-from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
+from kvasir_runtime.metrics import EngineView, MetricsCollector
+from kvasir_runtime.request_metrics import request_rows
 from kvasir_runtime.requests.stats import SchedulerStats
 
 

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 import tokenizers
 
+from kvasir_chat.template import ChatTemplate
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.body import parse
-from kvasir_runtime.server.prompts import ChatTemplate, PromptBuilder
+from kvasir_runtime.server.prompts import PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import to_json
@@ -61,7 +62,8 @@ FIELDS: list[dict[str, Any]] = [
     {"add_special_tokens": True},
     {"chat_template_kwargs": {"enable_thinking": True}},
     {"chat_template_kwargs": {"messages": []}},
-    {"chat_template_kwargs": None, "add_generation_prompt": None},
+    {"documents": [{"title": "t"}]},
+    {"chat_template_kwargs": None, "add_generation_prompt": None, "add_special_tokens": None, "documents": None},
 ]
 
 

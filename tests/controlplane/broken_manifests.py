@@ -107,6 +107,11 @@ def broken_pods(path: str, at: Place) -> list[Broken]:
             at({"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "mine"}]}),
         ),
         Broken(
+            f"{path}.tolerations[]",
+            "operator Exists takes no value, no key needs Exists, and tolerationSeconds needs effect NoExecute",
+            at({"tolerations": [{"key": "gpu", "operator": "Exists", "value": "a"}]}),
+        ),
+        Broken(
             f"{path}.env[].valueFrom",
             "write exactly one of secretKeyRef, configMapKeyRef and fieldRef",
             at({"env": [{"name": "A", "valueFrom": {}}]}),
@@ -334,6 +339,10 @@ WRONG_VALUES = [
     Broken("spec.rollout.canary.weight", "greater than or equal to 1", {"rollout": {"canary": {"weight": 0}}}),
     Broken("spec.rollout.canary.weight", "less than or equal to 99", {"rollout": {"canary": {"weight": 100}}}),
     Broken("spec.rollout.canary.weight", "Required value", {"rollout": {"canary": {"pause": True}}}),
+    Broken("spec.rollout.maxUnavailable", "should match", {"rollout": {"maxUnavailable": "150%"}}),
+    Broken("spec.rollout.drainTimeout", "should match", {"rollout": {"drainTimeout": f"{10**9}h"}}),
+    Broken("spec.router.probes.failureThreshold", "greater than or equal to 1",
+           {"router": {"probes": {"failureThreshold": 0}}}),
     Broken("spec.resources.maxDevices", "greater than or equal to 1", {"resources": {"maxDevices": 0}}),
     Broken("spec.rollout.historyLimit", "less than or equal to 20", {"rollout": {"historyLimit": 21}}),
     Broken("spec.suspend", "must be of type boolean", {"suspend": "yes"}),

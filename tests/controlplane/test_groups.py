@@ -9,13 +9,14 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL, ROLE_LABEL
 from kvasir_operator.groups.record import RESTARTS
+from kvasir_operator.groups.restart import RESTARTED_AT
 from kvasir_operator.kube.kinds import SERVICE, STATEFUL_SET, KubeObject
 from kvasir_operator.observe.replicas import replicas_of
 from kvasir_operator.observe.waiting import is_ready
 
 from .control_plane import ControlPlane
+from .fake_node import MERGE_PATCH, NODE, bind_pod, report_failed
 from .fake_node import path_of as path_of_pod
-from .fake_node import report_failed
 from .placements import placed
 from .processes import wait_until
 from .reconciling import (
@@ -28,6 +29,7 @@ from .reconciling import (
     get_service,
     manifest,
     mark_engines_ready,
+    path_of,
     revision_of_pod,
     run_pass,
 )
@@ -238,6 +240,49 @@ def test_a_pod_that_is_told_to_go_takes_its_group_along(control_plane: ControlPl
     control_plane.end_terminating_pods(namespace)
     control_plane.wait_for_pods(namespace, GROUP_LABEL, 2)
     assert not uids(pods) & uids(engine_pods(control_plane, namespace))
+
+
+def test_a_rollout_restart_makes_all_groups_anew_one_after_the_other(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    pods = serve(control_plane, namespace)
+    template = {"metadata": {"annotations": {RESTARTED_AT: "2026-11-26T10:00:00Z"}}}
+    for name in all_groups(control_plane, namespace):
+        path = path_of(STATEFUL_SET, namespace, name)
+        control_plane.request("patch", path, {"spec": {"template": template}}, MERGE_PATCH)
+
+    def are_new() -> bool:
+        mark_engines_ready(control_plane, namespace)
+        assert ready_groups(control_plane, namespace).total() >= 1
+        run_pass(control_plane, namespace)
+        return not uids(pods) & uids(engine_pods(control_plane, namespace))
+
+    wait_until(are_new, 60, "all pods to be made anew")
+    settle(control_plane, namespace)
+    assert len(engine_pods(control_plane, namespace)) == 4
+
+
+def report_unschedulable(control_plane: ControlPlane, pod: KubeObject) -> None:
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes"}
+    status = {"status": {"conditions": [unscheduled]}}
+    control_plane.request("patch", f"{path_of_pod(pod)}/status", status, MERGE_PATCH)
+
+
+def test_groups_that_hold_a_part_of_their_room_each_give_way_to_one(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.apply(manifest(namespace, parallelism=PIPELINE))
+    run_pass(control_plane, namespace)
+    pods = sorted(control_plane.wait_for_pods(namespace, GROUP_LABEL, 4), key=lambda pod: pod["metadata"]["name"])
+    for first, second in (pods[:2], pods[2:]):
+        bind_pod(control_plane, first, NODE)
+        report_unschedulable(control_plane, second)
+    run_pass(control_plane, namespace)
+    assert groups(control_plane, namespace) == {"0": 2}
+    wait_until(lambda: len(engine_pods(control_plane, namespace)) == 2, 30, "the pods of one group to go")
+    assert "StatefulSet" not in [kind for _, kind in run_pass(control_plane, namespace).writes]
+    settle(control_plane, namespace)
+    assert groups(control_plane, namespace) == {"0": 2, "1": 2}
 
 
 def test_at_zero_there_is_no_group_and_the_service_is_idle(control_plane: ControlPlane, namespace: str) -> None:

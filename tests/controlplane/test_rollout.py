@@ -8,7 +8,7 @@ from kubernetes.dynamic.exceptions import NotFoundError
 from tests.operator.api.test_quantity import CANONICAL
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, Kind, KubeObject, ObjectKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, SERVICE, Kind, KubeObject, ObjectKey
 from kvasir_operator.observe.waiting import is_ready
 
 from .control_plane import ControlPlane
@@ -291,3 +291,24 @@ def test_the_earlier_releases_service_goes_after_its_routers(control_plane: Cont
         return kept not in get_children(control_plane, namespace)
 
     wait_until(has_gone, 30, "the earlier release's Service to go")
+
+
+def test_what_a_deletion_orphaned_is_rolled_and_goes_with_the_next_service(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    path = path_of(INFERENCE_SERVICE, namespace, NAME)
+    control_plane.apply(manifest(namespace))
+    roll_out(control_plane, namespace)
+    orphan = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Orphan"}
+    control_plane.request("delete", path, orphan)
+    wait_until(lambda: not control_plane.exists(path), 30, "the service to go")
+    control_plane.apply(manifest(namespace, engine={"device": "cpu", "maxNumSeqs": 8}))
+    roll_out(control_plane, namespace)
+    uid = get_service(control_plane, namespace)["metadata"]["uid"]
+    owned = {
+        key: [owner["uid"] for owner in child["metadata"].get("ownerReferences", [])]
+        for key, child in get_children(control_plane, namespace).items()
+        if key.kind != SECRET
+    }
+    assert [key.kind for key in owned].count(DEPLOYMENT) == 3
+    assert set(map(tuple, owned.values())) == {(uid,)}

@@ -32,8 +32,9 @@ from kvasir_router.service.series import (
 )
 from kvasir_router.service.service import Service, Wakes
 from kvasir_runtime.engine.messages import EngineReady
-from kvasir_runtime.metrics import EngineView, MetricsCollector, request_rows
+from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
+from kvasir_runtime.request_metrics import request_rows
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 

@@ -3,31 +3,30 @@
 import re
 from pathlib import Path
 
-import jsonschema
 import pytest
 import yaml
+from tests.charts.chart_values import validate
 
 from kvasir_operator.api.manifests import load_services
 from kvasir_operator.autoscaling.demand import ScalingReason
-from kvasir_operator.autoscaling.queries import RoleQueries
+from kvasir_operator.autoscaling.queries import Queries
 from kvasir_operator.autoscaling.situation import HoldReason
-from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "autoscaling.md").read_text()
 VALUES, MANIFEST = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 BY_POD, OF_ROLE, HELD, FORMER_DAYS = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
-QUERIES = RoleQueries(ServiceKey("models", "llama"), "serve")
+QUERIES = Queries()
 
 
 @pytest.mark.parametrize(
     ("block", "queries"),
     [
         (BY_POD, QUERIES.by_pod().values()),
-        (OF_ROLE, QUERIES.of_role(["llama-serve-0", "llama-serve-1"]).values()),
-        (HELD, QUERIES.held(is_behind_gateway=False).values()),
-        (FORMER_DAYS, QUERIES.former_days(120)),
+        (OF_ROLE, QUERIES.of_role().values()),
+        (HELD, QUERIES.held().values()),
+        (FORMER_DAYS, [QUERIES.former_days(120)]),
     ],
     ids=["by pod", "of the role", "held", "former days"],
 )
@@ -47,7 +46,7 @@ def test_every_series_is_on_the_page_and_no_other() -> None:
 
 
 def test_the_chart_takes_the_values_and_the_manifest_holds(tmp_path: Path) -> None:
-    jsonschema.validate(yaml.safe_load(VALUES), yaml.safe_load((ROOT / "charts/kvasir/values.schema.json").read_text()))
+    validate(yaml.safe_load(VALUES))
     (tmp_path / "service.yaml").write_text(MANIFEST)
     [service] = load_services(tmp_path / "service.yaml")
     assert service.spec.autoscaling is not None

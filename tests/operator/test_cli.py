@@ -150,6 +150,20 @@ def test_a_password_in_prometheus_address_is_refused_and_not_repeated(capsys: py
     assert "hunter2" not in error
 
 
+@pytest.mark.parametrize(
+    "url", ["prometheus:9090", "http://", "http://[fd00::1", "http://prometheus:ninety", "ftp://a"]
+)
+def test_an_address_of_prometheus_that_is_none_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--prometheus-url", url, str(QUICKSTART)]) == 2
+    assert "--prometheus-url is no address" in capsys.readouterr().err
+
+
+def test_two_ways_to_say_who_asks_prometheus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--prometheus-token-file=/token", "--prometheus-basic-auth-folder=/auth"]
+    assert main(["render", *flags, str(QUICKSTART)]) == 2
+    assert "are both set" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("service", ["llama", "/llama", "models/", "a/b/c", ""])
 def test_a_service_is_named_with_its_namespace(service: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

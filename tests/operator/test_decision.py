@@ -17,10 +17,11 @@ from kvasir_operator.api.labels import (
 )
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import stamped
-from kvasir_operator.decision import Decision, decide, plot_course
+from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
+from kvasir_operator.groups.restart import RESTARTED_AT
 from kvasir_operator.kube.kinds import GROUP_KINDS, LEADER_WORKER_SET, STATEFUL_SET, KubeObject, ObjectKey
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.settings import OperatorSettings
@@ -67,8 +68,8 @@ def decision(
     now: str = NOW,
 ) -> Decision:
     observed = Observed(children, tuple(pods))
-    course = plot_course(wanted, observed, "uid-1", now)
-    return decide(wanted, observed, service(), course, None, now, work or {})
+    step = next_step(wanted, observed, "uid-1", now)
+    return decide(wanted, observed, service(), step, None, now, work or {})
 
 
 def indexes(keys: list[ObjectKey]) -> list[str]:
@@ -143,6 +144,85 @@ def test_a_restart_that_has_to_wait_is_looked_at_again(wanted: DesiredService) -
     found = decision(wanted, children, pods, now="2026-11-20T10:00:04Z")
     assert (found.plan.restarts, found.retry_seconds) == ((), 6)
     assert [problem.reason for problem in found.problems] == ["GroupRestarted"]
+
+
+def partly_placed(pods: list[KubeObject]) -> list[KubeObject]:
+    """Of each of these groups of two the second pod finds no node."""
+    for pod in pods:
+        unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        pod["status"] = {"conditions": [unscheduled]} if pod["metadata"]["name"].endswith("-1") else {}
+        pod["spec"] = {} if pod["status"] else {"nodeName": "node-0"}
+    return pods
+
+
+@pytest.fixture
+def three(make_service: MakeService) -> DesiredService:
+    """Three groups of two pods."""
+    return desired_service(make_service(uid="uid-1", replicas=3, parallelism={"pipeline": 2}), SETTINGS)
+
+
+def test_of_groups_that_hold_a_part_of_their_room_each_one_stays(three: DesiredService) -> None:
+    pods = [*pods_of(three, 0), *partly_placed(pods_of(three, 1, 2))]
+    found = decision(three, live(three, 0, 1, 2), pods).plan
+    assert (indexes([each.key for each in found.deletes]), indexes([each.key for each in found.applies])) == (["2"], [])
+    [restart] = found.restarts
+    assert [(pod.name[-3:], pod.grace_seconds) for pod in restart.pods] == [("2-0", 1), ("2-1", 1)]
+    assert restart.annotations == {}
+
+
+def test_the_group_that_is_nearest_to_being_whole_stays(make_service: MakeService) -> None:
+    wanted = desired_service(make_service(uid="uid-1", replicas=2, parallelism={"pipeline": 3}), SETTINGS)
+    more = member(2, pods_of(wanted, 1)[0])
+    more["metadata"]["name"] = more["metadata"]["name"].replace("-0-2", "-2")
+    pods = [*partly_placed(pods_of(wanted, 0, 1)), more]
+    assert indexes([each.key for each in decision(wanted, live(wanted, 0, 1), pods).plan.deletes]) == ["0"]
+
+
+def test_no_group_is_added_before_a_partly_placed_one_is_whole(three: DesiredService) -> None:
+    children, whole = live(three, 0, 1), pods_of(three, 0)
+    assert groups_made(decision(three, children, [*whole, *partly_placed(pods_of(three, 1))])) == []
+    assert groups_made(decision(three, children, [*whole, *pods_of(three, 1)])) == ["StatefulSet"]
+
+
+def test_no_node_is_blamed_while_a_group_waits_for_its_pods(wanted: DesiredService) -> None:
+    pods = failed(pods_of(wanted, 0, 1))
+    pods[0]["spec"], pods[0]["status"] = {}, {}
+    [restart] = decision(wanted, live(wanted, 0, 1), pods).plan.restarts
+    assert json.loads(restart.annotations[RESTARTS])["nodes"] == {}
+
+
+def asked_to_restart(children: tuple[KubeObject, ...], *indexes: int) -> tuple[KubeObject, ...]:
+    """As `kubectl rollout restart statefulset` leaves these groups."""
+    for each in children:
+        if each["kind"] == "StatefulSet" and int(each["metadata"]["name"].rpartition("-")[2]) in indexes:
+            each["spec"]["template"]["metadata"]["annotations"] = {RESTARTED_AT: "2026-11-20T10:00:00Z"}
+    return children
+
+
+def restarted(pods: list[KubeObject]) -> list[KubeObject]:
+    for each in pods:
+        each["metadata"]["annotations"] = {RESTARTED_AT: "2026-11-20T10:00:00Z"}
+    return pods
+
+
+def test_a_group_is_made_anew_by_rollout_restart_after_its_requests(wanted: DesiredService) -> None:
+    [restart] = decision(wanted, asked_to_restart(live(wanted, 0, 1), 1), pods_of(wanted, 0, 1)).plan.restarts
+    assert [(pod.name[-3:], pod.grace_seconds) for pod in restart.pods] == [("1-0", None), ("1-1", None)]
+    assert restart.annotations == {}
+
+
+def test_groups_are_made_anew_one_after_the_other(wanted: DesiredService) -> None:
+    children = asked_to_restart(live(wanted, 0, 1), 0, 1)
+
+    def next_restarts(pods: list[KubeObject]) -> list[str]:
+        return indexes([each.key for each in decision(wanted, children, pods).plan.restarts])
+
+    first, second = pods_of(wanted, 0), pods_of(wanted, 1)
+    assert next_restarts([*first, *second]) == ["0"]
+    assert next_restarts([*restarted(pods_of(wanted, 0, ready=False)), *second]) == []
+    assert next_restarts([*restarted(first), *second]) == ["1"]
+    assert next_restarts([*restarted(first), *restarted(second)]) == []
+    assert next_restarts([*pods_of(wanted, 0, ready=False), *restarted(pods_of(wanted, 1, ready=False))]) == ["0"]
 
 
 def groups_made(found: Decision) -> list[str]:

@@ -38,6 +38,7 @@ class FakeEngine:
         self.name = name
         self.host = "127.0.0.1"
         self.models = [MODEL]
+        self.max_model_len: int | None = None
         self.num_tokens = 5
         self.token_seconds = 0.0
         self.status = 200
@@ -124,7 +125,8 @@ class FakeEngine:
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        card = {"object": "model"} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [{"id": name, **card} for name in self.models]})
 
     async def _tokenizer(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -65,6 +66,40 @@ async def test_an_engines_error_is_relayed(engine: Any, start_router: Any, clien
     engine.status = 400
     async with client.post(router.url + CHAT, json=chat()) as response:
         assert (response.status, (await response.json())["error"]["message"]) == (400, "one")
+
+
+async def test_load_balancers_ask_without_a_key(engine: Any, start_router: Any, client: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"sk-1": "blue"}')
+    router = await start_router(engine, api_keys_file=keys)
+    for path in ("/health", "/ping"):
+        async with client.get(router.url + path) as response:
+            assert (response.status, await response.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"), [("/v1/nothing", {}, 404), (CHAT, {"model": "no"}, 404), (CHAT, {"n": -1}, 422)]
+)
+async def test_what_is_refused_is_logged_with_the_id_that_its_client_is_told(
+    path: str, fields: Any, status: int, engine: Any, start_router: Any, client: Any, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    engine.status = 422
+    router = await start_router(engine)
+    async with client.post(router.url + path, json=chat() | fields) as response:
+        request_id = response.headers["x-request-id"]
+    assert response.status == status
+    assert f"request_id={request_id} status={status}" in caplog.text
+
+
+async def test_a_page_that_the_admin_port_does_not_have_names_those_it_has(
+    engine: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(engine)
+    async with client.get(router.admin_url + "/endpoint") as response:
+        told = (await response.json())["detail"]
+    assert response.status == 404
+    assert told.startswith("there is no /endpoint here, but /health, /ready, /metrics, /endpoints, /debug/routing")
 
 
 async def test_other_paths_are_passed_through(engine: Any, start_router: Any, client: Any) -> None:
@@ -316,11 +351,12 @@ async def test_named_models_are_listed_without_any_endpoint(engine: Any, start_r
 
 
 async def test_each_listed_model_has_a_card_of_its_own(engine: Any, start_router: Any, client: Any) -> None:
+    engine.max_model_len = 8192
     router = await start_router(engine, model="tiny", model_alias=("org/alias",))
     for name, root in (("tiny", "tiny"), ("org/alias", "tiny")):
         async with client.get(f"{router.url}/v1/models/{name}") as response:
             card = await response.json()
-            assert (card["id"], card["root"]) == (name, root)
+            assert (card["id"], card["root"], card["max_model_len"]) == (name, root, 8192)
     async with client.get(router.url + "/v1/models/nope") as response:
         assert (response.status, (await error_of(response))["code"]) == (404, "model_not_found")
 

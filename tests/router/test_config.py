@@ -85,7 +85,6 @@ def test_a_model_may_have_several_aliases() -> None:
         ([*ENDPOINT, "--rebalancing", "maybe"], "invalid choice: 'maybe'"),
         ([*ENDPOINT, "--rebalancing", "on"], "--rebalancing on goes by what engines say of their load"),
         ([*ENDPOINT, *REBALANCING, "--kv-transfer-port", "0"], "--kv-transfer-port 0 forbids that"),
-        ([*ENDPOINT, *REBALANCING, "--workers", "2"], "--rebalancing on needs routers that hear one another"),
         ([*ENDPOINT, "--remote-prefill-min-tokens", "-1"], "is no number of tokens; write for example 2048, or auto"),
         ([*ENDPOINT, "--remote-prefill-min-tokens", "many"], "'many' is no number of tokens"),
         (["serve", "--endpoints-service", "llama"], "NAMESPACE/NAME:PORT"),
@@ -105,10 +104,11 @@ def test_a_missing_keys_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--api-keys-file" in capsys.readouterr().err
 
 
-def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_tells_every_default_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(["serve", "--help"])
-    assert "(default: 1000)" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [text in shown for text in ("(default: 1000)", "(default: 60s)", "(default: 64Mi)")] == [True] * 3
 
 
 def test_config_error_is_a_config_error() -> None:

@@ -109,6 +109,7 @@ async def test_a_stalled_body_is_refused(start_router: Any, engine: Any) -> None
     async with connected(router) as connection:
         await connection.send(request()[:-1])
         status, answer = await connection.answer()
+        assert await connection.until_closed() == b""
     assert (status, answer["error"]["code"]) == (408, "body_timeout")
 
 

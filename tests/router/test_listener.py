@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_router.errors import PortInUseError
-from kvasir_router.listener import listening, url_of
+from kvasir_router.relay.http_server import listening, url_of
 
 
 def test_an_ipv6_address_is_told_in_brackets() -> None:

@@ -332,12 +332,16 @@ class _Process:
 async def _router_process(engine: Any, *flags: str) -> AsyncIterator[_Process]:
     command = ("-m", "kvasir_router", "serve", "--endpoint", engine.url, "--port", "0", "--admin-port", "0", *flags)
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
     try:
-        yield _Process(process, *await asyncio.wait_for(_announced_urls(process), 60))
+        urls = await asyncio.wait_for(_announced_urls(process), 60)
+        log = asyncio.create_task(process.stderr.read())  # else it may wait for a reader
+        yield _Process(process, *urls)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    await log
 
 
 async def _streamed(client: aiohttp.ClientSession, url: str) -> bytes:
@@ -349,5 +353,5 @@ async def _announced_urls(process: asyncio.subprocess.Process) -> list[str]:
     assert process.stderr is not None
     async for line in process.stderr:
         if b"serving on " in line:
-            return re.findall(r"http://[0-9.:]+", line.decode())
+            return re.findall(r"http://[0-9.:]+", line.decode())[:2]
     raise AssertionError("the router ended before it served")

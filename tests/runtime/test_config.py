@@ -33,6 +33,7 @@ def check(*arguments: str) -> None:
         ("--max-logprobs", "-1", "0"),
         ("--stall-seconds", "nan", "0"),
         ("--shutdown-timeout", "-0.5", "0"),
+        ("--shutdown-delay", "-0.5", "0"),
         ("--port", "65536", "65535"),
         ("--gpu-memory-utilization", "0", "0.01"),
         ("--gpu-memory-utilization", "1.01", "1"),

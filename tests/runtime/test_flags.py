@@ -3,7 +3,7 @@
 import pytest
 
 from kvasir_runtime.config import RuntimeConfig, SpeculativeConfig
-from kvasir_runtime.flags import Parser, add_flags, config_from
+from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from
 
 SPECULATIVE = ("--speculative-config",)
 KV_EVENTS = ("--kv-events-config",)
@@ -44,6 +44,8 @@ def test_names_may_be_words_or_a_list_of_json_as_for_vllm(names: list[str]):
     [
         (["folder", "--max-num-seq", "4"], "unknown argument --max-num-seq; did you mean --max-num-seqs?"),
         (["folder", "--frobnicate"], "unknown argument --frobnicate; see --help"),
+        (["folder", "--enable-lora"], "unknown argument --enable-lora; see --help"),
+        (["folder", "--quantization", "awq"], "unknown argument --quantization; see --help"),
         (["folder", "--block-size", "17"], "invalid choice: 17 (choose from"),
         (["folder", "--port", "http"], "invalid int value: 'http'"),
         (
@@ -92,3 +94,18 @@ def test_the_speculative_config_is_a_json_object_of_its_fields():
     expected = SpeculativeConfig(method="eagle3", model="heads", num_speculative_tokens=3)
     assert config.execution.speculative_config == expected
     assert parse("folder").execution.speculative_config is None
+
+
+def test_help_names_units_and_only_defaults_that_are_values(capsys):
+    parser = Parser(prog="kvasir-runtime", formatter_class=HelpFormatter)
+    add_flags(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_all(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "--max-model-len TOKENS", "--max-body-bytes BYTES", "--stall-seconds SECONDS", "--max-step-ms MILLISECONDS",
+        "--download-dir FOLDER", "--port PORT port to listen on (default: 8000)",
+    ):  # fmt: skip
+        assert part in shown
+    for part in ("(default: None)", "(default: ())", " STR ", " INT "):
+        assert part not in shown

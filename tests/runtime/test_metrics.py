@@ -5,21 +5,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvasir_runtime.metrics import (
-    E2E,
-    FINISH_REASONS,
-    FINISHED,
+from kvasir_runtime import request_metrics
+from kvasir_runtime.metrics import EngineView, MetricsCollector
+from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
+from kvasir_runtime.request_metrics import (
     GENERATION_TOKENS,
-    ITL,
     PROMPT_TOKENS,
     ROW_SLOTS,
-    TTFT,
-    EngineView,
-    MetricsCollector,
+    Histogram,
     RequestMetrics,
     request_rows,
+    status_slot,
 )
-from kvasir_runtime.parallel.counts import CollectiveCounts, CollectiveTotals
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
@@ -44,9 +41,13 @@ def test_totals_are_those_of_all_processes(tmp_path: Path) -> None:
 
 
 def test_no_two_series_share_a_slot() -> None:
-    histograms = [slot for each in (TTFT, ITL, E2E) for slot in range(each.start, each.end)]
-    slots = [*range(FINISHED + len(FINISH_REASONS)), *histograms]
-    assert slots == list(range(ROW_SLOTS))
+    named = [each for each in vars(request_metrics).values() if isinstance(each, Histogram)]
+    histograms = [slot for each in (*named, *request_metrics.HTTP) for slot in range(each.start, each.end)]
+    routes = range(len(request_metrics.HTTP_METHODS))
+    statuses = [status_slot(route, each) for route in routes for each in request_metrics.STATUS_CLASSES]
+    finished = range(request_metrics.FINISHED, request_metrics.FINISHED + len(request_metrics.FINISH_REASONS))
+    counters = [PROMPT_TOKENS, request_metrics.CACHED_TOKENS, GENERATION_TOKENS, *finished]
+    assert sorted([*counters, *statuses, *histograms]) == list(range(ROW_SLOTS))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_engine_that_exchanges_nothing_shows_no_transfers(tmp_path: Path) -> 
 def test_a_prompt_counts_once_whatever_the_number_of_its_sequences(tmp_path: Path) -> None:
     rows = request_rows(tmp_path, 1)
     metrics = RequestMetrics(rows.row(0))
-    metrics.prompt(7)
+    metrics.began(7, 3)
     metrics.first_token(0.1)
     metrics.first_token(0.1)
     assert rows.total(PROMPT_TOKENS) == 7

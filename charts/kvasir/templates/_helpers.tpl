@@ -61,6 +61,16 @@
 {{- toJson $leases }}
 {{- end }}
 
+{{/* Ports by which Prometheus is reached, itself or by a proxy, as a JSON list. */}}
+{{- define "kvasir.prometheusPorts" -}}
+{{- $ports := .Values.networkPolicies.prometheusPorts }}
+{{- range compact (list .Values.prometheus.url .Values.proxy.httpProxy .Values.proxy.httpsProxy) }}
+{{- $own := regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse .).host) }}
+{{- $ports = append $ports (int ($own | default (ternary 443 80 (hasPrefix "https:" .)))) }}
+{{- end }}
+{{- toJson (uniq $ports) }}
+{{- end }}
+
 {{/* What holds for the objects of every InferenceService: the file of --pod-defaults. */}}
 {{- define "kvasir.podDefaults" -}}
 {{- toYaml .Values.podDefaults }}

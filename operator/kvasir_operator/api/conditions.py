@@ -48,6 +48,7 @@ class Reason(StrEnum):
     GROUP_RESTARTS_EXHAUSTED = "GroupRestartsExhausted"
     CRASH_LOOPING = "CrashLooping"
     CONTAINER_FAILED = "ContainerFailed"
+    POD_FAILED = "PodFailed"
     GROUP_RESTARTED = "GroupRestarted"
     UNSUPPORTED_FEATURE = "UnsupportedFeature"
     MODEL_NAME_TAKEN = "ModelNameTaken"
@@ -120,6 +121,7 @@ _FAILURES: Final = (
     Reason.GROUP_RESTARTS_EXHAUSTED,
     Reason.CRASH_LOOPING,
     Reason.CONTAINER_FAILED,
+    Reason.POD_FAILED,
     Reason.GROUP_RESTARTED,
 )
 _WAITS: Final = (

@@ -7,9 +7,10 @@ rules.py.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from kvasir_operator.api.fields import Bounds, Items, Key, Pattern
+from kvasir_operator.api.pod_objects import AffinityObject, SecurityContextObject
 from kvasir_operator.api.quantity import Duration, Quantity
 from kvasir_operator.api.source import ModelSource
 
@@ -20,14 +21,13 @@ ObjectName = Annotated[str, Pattern(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", 253)]
 ModelName = Annotated[str, Pattern(r"^[A-Za-z0-9]([A-Za-z0-9._/:-]*[A-Za-z0-9])?$", 128)]
 # A number of pods, or a share of them as in a Deployment.
 PodCount = Annotated[int | str, Bounds(0, 1000), Pattern(r"^[0-9]{1,3}%$", 4)]
+PodShare = Annotated[int | str, Bounds(0, 1000), Pattern(r"^(100|[0-9]{1,2})%$", 4)]
 EngineArgs = Annotated[tuple[Annotated[str, Pattern(None, 1024)], ...], Items(64)]
 PROFILE_NAME: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LabelMap = Annotated[
     Mapping[str, Annotated[str, Pattern(r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$", 63)]], Items(64)
 ]
 TextMap = Annotated[Mapping[str, Annotated[str, Pattern(None, 4096)]], Items(64)]
-AffinityObject = Mapping[str, Any]
-SecurityContextObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class ScalingRules:
     """One direction of scaling; as in a HorizontalPodAutoscaler."""
 
     stabilization_window_seconds: Annotated[int, Bounds(0, 3600)] | None = None
-    """How long demand must have been so; where absent, 0 up, and down as long as a start takes: 60 to 300."""
+    """How long demand must have been so; where absent, 0 up, and down as long as a start or a lull takes, 60 to 600."""
     select_policy: Literal["Max", "Min", "Disabled"] = "Max"
     """Which of several policies holds; Disabled stops this direction."""
     policies: Annotated[tuple[ScalingPolicy, ...], Items(8)] = ()
@@ -446,7 +446,7 @@ class RouterResources:
     """What one router pod asks for."""
 
     cpu: Quantity | None = None
-    """Cores requested; where absent, the installation's (chart value podDefaults), else 1."""
+    """Cores requested; where absent, the installation's (chart value podDefaults), else 250m."""
     memory: Quantity | None = None
     """Memory, requested and limited; where absent, the installation's, else 512Mi."""
     cpu_limit: Quantity | None = None
@@ -536,7 +536,7 @@ class RolloutSpec:
 
     max_surge: PodCount = 1
     """Pods above the wanted number, as number or percentage, counted over a role."""
-    max_unavailable: PodCount = 0
+    max_unavailable: PodShare = 0
     """Pods below the wanted number, as number or percentage, counted over a role."""
     drain_timeout: Duration = field(default=Duration("300s"))
     """How long a pod that is going away may finish its requests."""

@@ -20,6 +20,7 @@ from kvasir_operator.api.fields import (
     manifest_fields,
 )
 from kvasir_operator.api.model import InferenceService, ServiceSpec
+from kvasir_operator.api.pod_objects import Shape
 from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.api.rules import rules_of
 from kvasir_operator.errors import InvalidManifestError
@@ -47,6 +48,8 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
         annotations=dict(_mapping(metadata.get("annotations") or {}, "metadata.annotations")),
     )
     _check_rules(service, "")
+    if service.uid is None:
+        _check_shapes(ServiceSpec, service.spec, "spec")
     return service
 
 
@@ -148,6 +151,34 @@ def _map(value_hint: Any, limits: Sequence[Any], value: Any, path: str) -> dict[
         return dict(given)
     said = {key: item for key, item in given.items() if item is not None}  # the API server drops nulls here too
     return {key: _value(value_hint, item, f"{path}.{key}") for key, item in said.items()}
+
+
+def _check_shapes(cls: type, group: Any, path: str) -> None:
+    """Of what is passed through. A stored service is spared: the API server names the child that it refuses, and the
+    others are cared for as before."""
+    for f in manifest_fields(cls):
+        value, below = getattr(group, f.name), _below(path, f.key)
+        for limit in constraints(f.hint):
+            if isinstance(limit, Shape):
+                _check_shape(limit.fields, value, below)
+        if is_group(bare(f.hint)) and value is not None:
+            _check_shapes(bare(f.hint), value, below)
+
+
+def _check_shape(shape: Any, value: Any, path: str) -> None:
+    if value is None:
+        return
+    if isinstance(shape, list):
+        for index, item in enumerate(_typed(value, list, "a list", path)):
+            _check_shape(shape[0], item, f"{path}[{index}]")
+    elif isinstance(shape, Mapping):
+        given = _mapping(value, path)
+        if str not in shape:
+            _refuse_unknown(given, set(shape), path)
+        for key, item in given.items():
+            _check_shape(shape.get(str) or shape[key], item, _below(path, key))
+    else:
+        _scalar(shape, (), value, path)
 
 
 def _check_length(length: int, limits: Sequence[Any], path: str, unit: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-DURATION_PATTERN: Final = r"^([0-9]+(ms|s|m|h))+$"
+DURATION_PATTERN: Final = r"^([0-9]{1,7}(ms|s|m|h))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -28,7 +28,9 @@ class Duration:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(DURATION_PATTERN, self.text):
-            raise ValueError(f"{self.text!r} is not a duration: expected numbers with units, such as 500ms, 30s or 10m")
+            raise ValueError(
+                f"{self.text!r} is not a duration: expected up to 7 digits and a unit, such as 500ms, 30s or 10m"
+            )
 
     @property
     def seconds(self) -> float:

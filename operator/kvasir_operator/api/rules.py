@@ -29,6 +29,7 @@ from kvasir_operator.api.model import (
     RouterSpec,
     ServiceSpec,
     SpeculativeSpec,
+    Toleration,
 )
 from kvasir_operator.api.rule import Rule, exactly_one, num_set
 from kvasir_operator.api.service_rules import ROLE_RULES, SERVICE_RULES, SPEC_RULES, STEP_MESSAGE
@@ -154,6 +155,19 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
         ),
     ),
     ResourceClaim: (exactly_one(ResourceClaim, "resource_claim_name", "resource_claim_template_name"),),
+    Toleration: (
+        Rule(
+            "operator Exists takes no value, no key needs Exists, and tolerationSeconds needs effect NoExecute",
+            lambda t: (
+                not (t.operator == "Exists" and t.value)
+                and (bool(t.key) or t.operator == "Exists")
+                and (t.toleration_seconds is None or t.effect == "NoExecute")
+            ),
+            "(self.operator != 'Exists' || !has(self.value) || self.value == '') && "
+            "(self.operator == 'Exists' || (has(self.key) && self.key != '')) && "
+            "(!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute'))",
+        ),
+    ),
     EnvVar: (
         Rule(
             "write value or valueFrom, not both",

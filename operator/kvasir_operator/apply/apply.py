@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import FIELD_MANAGER, TRAFFIC_WEIGHT
-from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Plan, Restart, Scale, Unweigh
+from kvasir_operator.apply.plan import APPLIED_HASH, Adopt, Apply, Plan, RemoveWeight, Restart, Scale
 from kvasir_operator.errors import (
     OBJECT_ERRORS,
     AdmissionFailedError,
@@ -72,7 +72,12 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
             written.append(await _apply(client, action))
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(action.key, error))
-    changes: tuple[Scale | Unweigh | Restart, ...] = (*plan.scales, *plan.unweighs, *plan.restarts)
+    changes: tuple[Scale | RemoveWeight | Adopt | Restart, ...] = (
+        *plan.scales,
+        *plan.weight_removals,
+        *plan.adopts,
+        *plan.restarts,
+    )
     for change in changes:
         try:
             if isinstance(change, Restart):
@@ -104,9 +109,13 @@ async def _apply(client: KubeClient, action: Apply) -> KubeObject:
         return await client.apply(action.obj, FIELD_MANAGER)
 
 
-async def _edit(client: KubeClient, namespace: str, edit: Scale | Unweigh) -> KubeObject:
+async def _edit(client: KubeClient, namespace: str, edit: Scale | RemoveWeight | Adopt) -> KubeObject:
     """Raises ObjectConflictError when the object changed since it was seen: what was decided may no longer hold."""
-    metadata: dict[str, Any] = {"uid": edit.uid, "resourceVersion": edit.resource_version}
+    metadata: dict[str, Any] = {"uid": edit.uid}
+    if isinstance(edit, Adopt):
+        patch: dict[str, Any] = {"metadata": {**metadata, "ownerReferences": [edit.owner]}}
+        return await client.merge(edit.key.kind, namespace, edit.key.name, patch)
+    metadata["resourceVersion"] = edit.resource_version
     if isinstance(edit, Scale):
         patch = {"metadata": metadata, "spec": {"replicas": edit.replicas}}
     else:

@@ -1,13 +1,13 @@
 """The autoscaler's loop: at each turn every autoscaled service is measured and decided, and its pass is called for.
 
 It runs in the leader alone. Of services that can answer nobody, because what decodes is at zero, the routers are asked
-every second, so that the first request wakes them whatever becomes of Prometheus. At most eight of either are measured
-at once. What goes wrong over one service is that one's trouble alone.
+every second, so that the first request wakes them whatever becomes of Prometheus; those of eight services at once.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -33,8 +33,7 @@ from kvasir_operator.autoscaling.pods import (
     startup_seconds,
 )
 from kvasir_operator.autoscaling.prometheus import Prometheus
-from kvasir_operator.autoscaling.queries import RoleQueries
-from kvasir_operator.autoscaling.read import read_former_days, read_sample
+from kvasir_operator.autoscaling.read import Reading, RoleKey
 from kvasir_operator.autoscaling.sample import RoleSample
 from kvasir_operator.autoscaling.situation import HoldReason, Memory, RoleSituation, Verdict
 from kvasir_operator.autoscaling.together import decide_together
@@ -65,12 +64,28 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class _Scaled:
+    """A service with something to scale. `roles`: all of them."""
+
+    key: ServiceKey
+    obj: KubeObject
+    service: InferenceService
+    roles: Sequence[EngineRole]
+    pods: Sequence[KubeObject]
+
+    @property
+    def startup_seconds(self) -> dict[RoleKey, float]:
+        return {RoleKey(self.key, role.name): startup_seconds(self.pods, role.name) for role in self.roles}
+
+
+@dataclass(frozen=True)
 class _Turn:
-    """What the services of one turn have in common. `only_by_routers`: what no router answers for is left as it is;
-    `seconds`: between turns of all services, the shorter of the last two times."""
+    """What the services of one turn have in common. `seconds`: between turns of all services, the shorter of the last
+    two times."""
 
     gateway: GatewayPods
-    only_by_routers: bool
+    reading: Reading | None
+    """Of Prometheus; None: only routers are asked, and what none answers for is left as it is."""
     seconds: float
 
 
@@ -102,7 +117,6 @@ class Autoscaler:
         self._being_scaled: set[ServiceKey] = set()
         self._turns_at: tuple[float, ...] = ()
         self._at_once = asyncio.Semaphore(_MOST_AT_ONCE)
-        self._asleep_at_once = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def run(self, interval_seconds: float, asleep_interval_seconds: float = ASLEEP_INTERVAL_SECONDS) -> None:
         """Runs until cancelled."""
@@ -128,21 +142,27 @@ class Autoscaler:
 
     async def turn_asleep(self) -> None:
         """Of roles at zero alone, as the last turn has found them; their routers are asked, and nobody else."""
-        turn, asleep = self._new_turn(only_by_routers=True), list(self._asleep.items())
-        await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in asleep))
+        await self._scale_all(self._asleep, is_whole=False)
 
     async def turn(self) -> None:
         """Raises KubeApiError when services cannot be listed."""
         self._turns_at = (*self._turns_at[-2:], self._clock.unix())
-        turn, services = self._new_turn(only_by_routers=False), await self._services()
+        services = await self._services()
         for key in set(self._memories) - set(services):
             self._forget(key)
-        await asyncio.gather(*(self._scale(key, obj, turn) for key, obj in services.items()))
+        await self._scale_all(services, is_whole=True)
 
-    def _new_turn(self, *, only_by_routers: bool) -> _Turn:
-        gateway = GatewayPods(self._client, self._settings.defaults.gateway)
+    async def _scale_all(self, services: Mapping[ServiceKey, KubeObject], *, is_whole: bool) -> None:
+        """`is_whole`: whatever is at zero or not, by Prometheus too, which is asked about all of them at once."""
+        found = [await self._scaled(key, obj) for key, obj in list(services.items())]
+        scaled = [each for each in found if each is not None]
+        reading = None
+        if is_whole:
+            ahead = {role: seconds for each in scaled for role, seconds in each.startup_seconds.items()}
+            reading = Reading(self._prometheus, self._settings.namespace, ahead)
         seconds = min((later - earlier for earlier, later in pairwise(self._turns_at)), default=0.0)
-        return _Turn(gateway, only_by_routers, seconds)
+        turn = _Turn(GatewayPods(self._client, self._settings.defaults.gateway), reading, seconds)
+        await asyncio.gather(*(self._scale(each, turn) for each in scaled))
 
     async def _services(self) -> dict[ServiceKey, KubeObject]:
         """Those that have something to scale."""
@@ -154,26 +174,38 @@ class Autoscaler:
                         found[service_key(obj)] = obj
         return found
 
-    async def _scale(self, key: ServiceKey, obj: KubeObject, turn: _Turn) -> None:
-        async with self._asleep_at_once if turn.only_by_routers else self._at_once:
-            if key in self._being_scaled:
-                return
-            self._being_scaled.add(key)
-            try:
-                await self._scale_one(key, obj, turn)
-            finally:
-                self._being_scaled.discard(key)
-
-    async def _scale_one(self, key: ServiceKey, obj: KubeObject, turn: _Turn) -> None:
-        roles: Sequence[EngineRole] = ()
-        try:
+    async def _scaled(self, key: ServiceKey, obj: KubeObject) -> _Scaled | None:
+        """None where nothing is to be scaled, or cannot be."""
+        roles: list[EngineRole] = []
+        with self._trouble_shown(key, obj, roles):
             service = parse_service(obj)
             every = engine_roles(service, self._settings.defaults)
-            roles = [role for role in every if role.autoscaling is not None]
-            if not roles:
-                self._forget(key)
-            elif (situations := await self._situations(key, obj, service, every, turn)) is not None:
-                self._decide(key, obj, situations, {role.name for role in roles})
+            roles += (role for role in every if role.autoscaling is not None)
+            if roles:
+                pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
+                return _Scaled(key, obj, service, every, pods)
+            self._forget(key)
+        return None
+
+    async def _scale(self, scaled: _Scaled, turn: _Turn) -> None:
+        key, obj = scaled.key, scaled.obj
+        if key in self._being_scaled:
+            return
+        self._being_scaled.add(key)
+        roles = [role for role in scaled.roles if role.autoscaling is not None]
+        try:
+            with self._trouble_shown(key, obj, roles):
+                situations = await self._situations(scaled, turn)
+                if situations is not None:
+                    self._decide(key, obj, situations, {role.name for role in roles})
+        finally:
+            self._being_scaled.discard(key)
+
+    @contextmanager
+    def _trouble_shown(self, key: ServiceKey, obj: KubeObject, roles: Sequence[EngineRole]) -> Iterator[None]:
+        """What goes wrong over one service is that one's trouble alone. `roles`: see `_hold`; may be filled within."""
+        try:
+            yield
         except InvalidManifestError:
             return  # its status says so
         except KubeApiError as error:
@@ -214,41 +246,37 @@ class Autoscaler:
         self._metrics.show_scaling(key, verdicts, {})
         self._put(key, verdicts, ())
 
-    async def _situations(
-        self,
-        key: ServiceKey,
-        obj: KubeObject,
-        service: InferenceService,
-        roles: Sequence[EngineRole],
-        turn: _Turn,
-    ) -> dict[str, RoleSituation] | None:
+    async def _situations(self, scaled: _Scaled, turn: _Turn) -> dict[str, RoleSituation] | None:
         """Of all roles; of those at zero where only routers were to be asked, and None where none has answered."""
-        pods = await self._client.list(POD, key.namespace, {SERVICE_LABEL: key.name})
-        wanted = replicas_by_role(self._ledger.scaling_of(key), obj)
-        at_zero = [role for role in roles if wanted.get(role.name) == 0]
-        routers = await turn.gateway.list() if service.is_behind_gateway else of_role(pods, ROLE_ROUTER)
+        key, pods, is_behind_gateway = scaled.key, scaled.pods, scaled.service.is_behind_gateway
+        wanted = replicas_by_role(self._ledger.scaling_of(key), scaled.obj)
+        at_zero = [role for role in scaled.roles if wanted.get(role.name) == 0]
+        routers = await turn.gateway.list() if is_behind_gateway else of_role(pods, ROLE_ROUTER)
         asleep = None
         if any(_can_answer(role.name) for role in at_zero):
-            asleep = await self._measure_asleep(str(key) if service.is_behind_gateway else None, routers)
-        if asleep is None and turn.only_by_routers:
+            asleep = await self._measure_asleep(str(key) if is_behind_gateway else None, routers)
+        if asleep is None and turn.reading is None:
             return None
+        names = None if is_behind_gateway and not routers else {pod["metadata"]["name"] for pod in routers}
         situations: dict[str, RoleSituation] = {}
-        for role in at_zero if turn.only_by_routers else roles:
-            ahead, measured = startup_seconds(pods, role.name), asleep if role in at_zero else None
-            sample, former_days, trouble = measured or await self._measure(key, service, role, pods, routers, ahead)
-            now = self._clock.unix()
-            current = wanted.get(role.name, role.replicas)
+        for role in at_zero if turn.reading is None else scaled.roles:
+            measured = asleep if role in at_zero else None
+            if measured is None:
+                assert turn.reading is not None
+                measured = await _measure(turn.reading, RoleKey(key, role.name), names, pod_names(pods, role.name))
+            sample, former_days, trouble = measured
+            now, current = self._clock.unix(), wanted.get(role.name, role.replicas)
             situations[role.name] = RoleSituation(
                 role.name,
-                _spec_of(role, roles),
+                _spec_of(role, scaled.roles),
                 now,
                 current,
                 ready_seconds(pods, role.name, now),
                 sample,
                 trouble,
-                is_rolling(obj),
+                is_rolling(scaled.obj),
                 current > 0 and is_beginning(pods, role.name, now),
-                ahead,
+                startup_seconds(pods, role.name),
                 former_days,
                 turn_seconds=turn.seconds,
                 slots=role.engine.max_num_seqs * role.parallelism.data,
@@ -256,35 +284,11 @@ class Autoscaler:
             )
         return situations
 
-    async def _measure(
-        self,
-        key: ServiceKey,
-        service: InferenceService,
-        role: EngineRole,
-        pods: Sequence[KubeObject],
-        routers: Sequence[KubeObject],
-        ahead: float,
-    ) -> Measured:
-        """By Prometheus."""
-        queries, engines = RoleQueries(key, role.name), pod_names(pods, role.name)
-        names = {pod["metadata"]["name"] for pod in routers}
-        is_gateway_hidden = service.is_behind_gateway and not names
-        try:
-            sample = await read_sample(
-                self._prometheus,
-                queries,
-                None if is_gateway_hidden else names,
-                engines,
-                is_behind_gateway=service.is_behind_gateway,
-            )
-            return sample, await read_former_days(self._prometheus, queries, ahead), ""
-        except PrometheusError as error:
-            return None, (), str(error)
-
     async def _measure_asleep(self, service: str | None, routers: Sequence[KubeObject]) -> Measured | None:
         """By the routers themselves; None where none answers. `service`: its name behind a gateway."""
         addresses = [ip for pod in routers if (ip := pod.get("status", {}).get("podIP"))]
-        held = await self._read_held(addresses, service) if addresses else None
+        async with self._at_once:
+            held = await self._read_held(addresses, service) if addresses else None
         if held is None:
             return None
         return RoleSample(self._clock.unix(), (), held.num_requests, held.num_tokens), (), ""
@@ -310,6 +314,15 @@ class Autoscaler:
             self._metrics.forget_scaling(key)
         self._ledger.forget(key)
         self._asleep.pop(key, None)
+
+
+async def _measure(
+    reading: Reading, role: RoleKey, routers: Collection[str] | None, engines: Collection[str]
+) -> Measured:
+    try:
+        return *await reading.read(role, routers, engines), ""
+    except PrometheusError as error:
+        return None, (), str(error)
 
 
 def _can_answer(role: str) -> bool:

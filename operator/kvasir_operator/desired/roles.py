@@ -29,7 +29,7 @@ from kvasir_operator.errors import InvalidManifestError, UnknownProfileError
 EngineRoleName = Literal["serve", "prefill", "decode"]
 DEFAULT_ROUTER_REPLICAS = 2
 NOT_SCALED: Mapping[str, int] = MappingProxyType({})
-_ROUTER_CPU = Quantity("1")
+_ROUTER_CPU = Quantity("250m")  # not limited: a busy router takes what its node has to spare
 _ROUTER_MEMORY = Quantity("512Mi")
 
 

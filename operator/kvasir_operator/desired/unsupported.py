@@ -128,12 +128,14 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
 
 
 def _accelerator(role: EngineRole) -> Iterator[UnsupportedFeature]:
-    named = accelerator(role)
+    named, owner = accelerator(role), "spec" if role.name == "serve" else f"spec.disaggregation.{role.name}"
+    if named in role.resources.extra:
+        message = f"the number of {named} follows from parallelism and maxDevices: leave it out"
+        yield UnsupportedFeature(f"{owner}.resources.extra", message)
     if named is None or role.pod.image is not None:
         return
     domain = named.partition("/")[0]
     if any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _OTHER_VENDORS):
-        owner = "spec" if role.name == "serve" else f"spec.disaggregation.{role.name}"
         message = f"{named}, but no image of this release computes on it, and its pods would hold it and use CPUs"
         yield _blocking(
             f"{owner}.resources.accelerator", f"{message}: name NVIDIA's, or an image of your own in pod.image"

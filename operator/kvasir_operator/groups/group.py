@@ -9,6 +9,7 @@ from kvasir_operator.api.labels import GROUP_SIZE, group_index
 from kvasir_operator.groups.record import RestartRecord
 from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind, KubeObject, is_terminating, kind_of
 from kvasir_operator.observe.replicas import Replica, group_of
+from kvasir_operator.observe.waiting import is_unschedulable
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class Group:
     def is_running(self) -> bool:
         """Not one of a former revision that is kept without pods for a rollback."""
         return self.obj["spec"].get("replicas", 1) > 0 and not is_terminating(self.obj)
+
+    @property
+    def num_on_nodes(self) -> int:
+        """Of its pods."""
+        return sum("nodeName" in pod.get("spec", {}) for pod in self.replica.active_pods)
+
+    @property
+    def is_partly_placed(self) -> bool:
+        """Some of its pods hold nodes' room in vain, as there is none for others."""
+        return self.is_running and self.num_on_nodes > 0 and any(map(is_unschedulable, self.replica.active_pods))
 
     @property
     def running_replicas(self) -> int:
@@ -79,6 +90,11 @@ def staying(groups: Iterable[Group], num_wanted: int, going: Collection[str]) ->
     running = [group for group in groups if group.is_running]
     ordered = sorted(running, key=lambda group: (group.name in going, group.index))
     return sorted(ordered[:num_wanted], key=lambda group: group.index)
+
+
+def taken_apart(groups: Iterable[Group]) -> list[Group]:
+    """Of partly placed groups all but the one that is nearest to being whole: it may need what they hold."""
+    return sorted((group for group in groups if group.is_partly_placed), key=lambda group: -group.num_on_nodes)[1:]
 
 
 def chosen_indexes(

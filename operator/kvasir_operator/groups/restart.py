@@ -11,7 +11,7 @@ makes the next leader once all are gone. What happens to the workers of a leader
 What of all this a person should know, the problems at the end say.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -21,11 +21,21 @@ from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
 from kvasir_operator.apply.plan import PodDeletion, Restart
 from kvasir_operator.groups.group import Group
 from kvasir_operator.groups.record import FORGET_SECONDS, RESTARTS, RestartRecord
-from kvasir_operator.kube.kinds import LEADER_WORKER_SET, Kind, KubeObject, is_terminating, object_key, seconds_between
+from kvasir_operator.kube.kinds import (
+    LEADER_WORKER_SET,
+    Kind,
+    KubeObject,
+    is_terminating,
+    object_key,
+    pod_template,
+    seconds_between,
+)
 from kvasir_operator.observe.containers import last_end, own_containers
 from kvasir_operator.observe.waiting import Waiting, has_been_ready
 from kvasir_operator.queue.back_off import BackOff
 
+# Of a pod template, by `kubectl rollout restart`.
+RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 MAX_RESTARTS: Final = 6
 BACK_OFF: Final = BackOff(first_seconds=10.0, longest_seconds=300.0)
 # Of a group that has failed: there is nothing left to finish. A container that has just come back in its place hears no
@@ -73,8 +83,39 @@ def decide_restart(group: Group, now: str) -> RestartDecision:
         return RestartDecision(retry_seconds=wait_seconds)
     deletions = _deletions(group, group.replica.active_pods, _GRACE_SECONDS)
     uids = [pod["metadata"]["uid"] for pod in group.replica.active_pods]
-    after = record.restarted(now, failure.message, failure.pod.get("spec", {}).get("nodeName"), uids)
+    # Where others have no node yet, the failure is that of waiting for them, and no node's.
+    is_whole = group.num_on_nodes == len(group.replica.active_pods)
+    node = failure.pod.get("spec", {}).get("nodeName") if is_whole else None
+    after = record.restarted(now, failure.message, node, uids)
     return RestartDecision(_restart(group, deletions, failure.message, {RESTARTS: after.text()}))
+
+
+def restart_asked_for(groups: Collection[Group]) -> Group | None:
+    """The next of a role's groups whose pods `kubectl rollout restart` is to make anew: one that serves goes only while
+    all others do."""
+    asked = [group for group in groups if _is_restart_asked_for(group)]
+    unready = [group for group in groups if not group.replica.is_ready]
+    return next((group for group in asked if group in unready or not unready), None)
+
+
+def _is_restart_asked_for(group: Group) -> bool:
+    """A StatefulSet that makes no pod anew by itself has been given another template than that of its pods."""
+    if group.is_leader_worker_set:
+        return False
+    at = pod_template(group.obj)["metadata"].get("annotations", {}).get(RESTARTED_AT)
+    pods = group.replica.active_pods
+    return at is not None and any(pod["metadata"].get("annotations", {}).get(RESTARTED_AT) != at for pod in pods)
+
+
+def restart_gracefully(group: Group) -> RestartDecision:
+    """Its pods finish their requests first."""
+    return RestartDecision(_restart(group, _deletions(group, group.replica.active_pods), "kubectl rollout restart"))
+
+
+def take_apart(group: Group) -> RestartDecision:
+    """Its object goes in the same pass, so that no pod comes back before there is room for all."""
+    cause = "it and another group had nodes for a part of their pods each; it comes back once the other is whole"
+    return RestartDecision(_restart(group, _deletions(group, group.replica.active_pods, _GRACE_SECONDS), cause))
 
 
 def record_after(group: Group, decision: RestartDecision) -> RestartRecord:

@@ -33,7 +33,7 @@ async def load_configuration(kubeconfig: str | None) -> aio_client.Configuration
 
 
 def proxy_of(server: str) -> str | None:
-    """What the environment says of the way to the API server."""
+    """What the environment says of the way to a server."""
     address = urlsplit(server)
     # NO_PROXY may name a host with its port, and an IPv6 address without its brackets.
     is_excluded = proxy_bypass(address.netloc) or proxy_bypass(address.hostname or "")

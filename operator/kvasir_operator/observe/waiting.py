@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
-from kvasir_operator.observe.containers import all_containers, is_sidecar, own_containers, why_container_fails
+from kvasir_operator.observe.containers import (
+    all_containers,
+    is_sidecar,
+    last_end,
+    own_containers,
+    why_container_fails,
+)
 from kvasir_operator.observe.model_loader import DownloadProgress, describe_download, is_loader, why_loader_fails
 from kvasir_operator.observe.pod_events import why_creation_fails
 
@@ -39,6 +45,11 @@ def has_ended(pod: KubeObject) -> bool:
     return pod.get("status", {}).get("phase") in _ENDED_PHASES
 
 
+def is_unschedulable(pod: KubeObject) -> bool:
+    """The scheduler finds no node for it."""
+    return _pod_condition(pod, "PodScheduled").get("reason") == "Unschedulable"
+
+
 def why_pod_waits(
     pod: KubeObject, events: Sequence[KubeObject] = (), download: DownloadProgress | None = None
 ) -> Waiting | None:
@@ -52,6 +63,27 @@ def why_pod_waits(
     failure = next((each for each in fails if each is not None), None)
     reason, detail = _unscheduled(pod) or failure or why_creation_fails(events) or _starting(pod, download)
     return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
+
+
+def why_pods_ended(pods: Sequence[KubeObject]) -> Waiting | None:
+    """How the last of these ended for good (evicted, refused by its node, with its node), and how many of them have.
+
+    None where a pod that was made after it is ready.
+    """
+    ready_since = max((_made_at(pod) for pod in pods if is_ready(pod)), default="")
+    failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed" and _made_at(pod) > ready_since]
+    if not failed:
+        return None
+    last = max(failed, key=_made_at)
+    status = last["status"]
+    ends = [last_end(each) for each in own_containers(last)]
+    how = ": ".join(text for text in (status.get("reason"), status.get("message")) if text) or "; ".join(ends)
+    number = f", as did {len(failed) - 1} before it" if len(failed) > 1 else ""
+    return Waiting(Reason.POD_FAILED, f"pod {last['metadata']['name']} ended{number}: {how.strip()}")
+
+
+def _made_at(pod: KubeObject) -> str:
+    return str(pod["metadata"]["creationTimestamp"])
 
 
 def why_deployment_waits(deployment: KubeObject) -> Waiting | None:

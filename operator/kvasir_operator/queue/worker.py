@@ -31,22 +31,25 @@ async def work(
         started = time.monotonic()
         failure: Exception | None = None
         try:
-            await _pass(queue, reconciler, key, pass_timeout_seconds)
+            if await _pass(queue, reconciler, key, pass_timeout_seconds):
+                metrics.services.forget(key)
         except Exception as error:
             failure = error
             _log_failure(key, error, queue.failed(key))
         metrics.count_pass(time.monotonic() - started, failure)
 
 
-async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> None:
+async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> bool:
+    """Whether the service is gone."""
     async with asyncio.timeout(timeout_seconds):
         outcome = await reconciler.reconcile(key)
     if outcome.is_gone:
         queue.forget(key)
-        return
+        return True
     queue.done(key)
     if outcome.retry_seconds is not None:
         (queue.settle if outcome.may_settle else queue.add)(key, outcome.retry_seconds)
+    return False
 
 
 def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> None:

@@ -21,6 +21,10 @@ from kvasir_operator.settings import OperatorSettings
 _HOST_NAME: Final = "kubernetes.io/hostname"
 # The most that a preference may weigh: against avoiding a node that breaks groups, no other counts for more.
 _AVOIDANCE_WEIGHT: Final = 100
+# What others know a group by, where the manifest's pods are theirs to place: Kueue by a label of its queue, Volcano by
+# schedulerName. Of a LeaderWorkerSet both do the rest themselves.
+_QUEUE: Final = "kueue.x-k8s.io/queue-name"
+_VOLCANO: Final = "volcano"
 # A variable of each container: the leader's name in DNS, which is there before it is ready.
 _LEADER_ADDRESS: Final = "$(LWS_LEADER_ADDRESS)"
 
@@ -36,12 +40,15 @@ def engine_group(
     """`index` tells a revision's groups apart. `avoided_nodes` are taken only where no other node has room."""
     name = labels.group_name(service.name, role.name, revision, index)
     own_labels = _group_labels(name, revision)
+    template = _group_template(service, role, own_labels, settings, avoided_nodes)
+    if _QUEUE in role.pod.labels:
+        _add_to_queue(template["metadata"], name, role.num_nodes)
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {
             **metadata(service, name, role.name, own_labels),
-            "annotations": {labels.GROUP_SIZE: str(role.num_nodes)},
+            "annotations": {labels.GROUP_SIZE: str(role.num_nodes), **_min_member(role)},
         },
         "spec": {
             "replicas": role.num_nodes,
@@ -50,7 +57,7 @@ def engine_group(
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 0,
             "selector": {"matchLabels": {**labels.role_selector(service.name, role.name), **own_labels}},
-            "template": _group_template(service, role, own_labels, settings, avoided_nodes),
+            "template": template,
         },
     }
 
@@ -72,7 +79,7 @@ def leader_worker_set(
     return {
         "apiVersion": LEADER_WORKER_SET.api_version,
         "kind": LEADER_WORKER_SET.kind,
-        "metadata": metadata(service, name, role.name, own_labels),
+        "metadata": metadata(service, name, role.name, {**own_labels, **_queue_label(role)}),
         "spec": {
             "replicas": 1,
             "startupPolicy": "LeaderCreated",
@@ -84,6 +91,22 @@ def leader_worker_set(
 def _group_labels(name: str, revision: str) -> dict[str, str]:
     """Of a group's object and its pods, beside those of its role."""
     return {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
+
+
+def _queue_label(role: EngineRole) -> dict[str, str]:
+    return {key: value for key, value in role.pod.labels.items() if key == _QUEUE}
+
+
+def _add_to_queue(pod_metadata: dict[str, Any], group: str, size: int) -> None:
+    """All of a group's pods are admitted at once, and each may be made anew."""
+    pod_metadata["labels"]["kueue.x-k8s.io/pod-group-name"] = group
+    size_and_kind = {"kueue.x-k8s.io/pod-group-total-count": str(size), "kueue.x-k8s.io/pod-group-serving": "true"}
+    pod_metadata["annotations"] = {**pod_metadata.get("annotations", {}), **size_and_kind}
+
+
+def _min_member(role: EngineRole) -> dict[str, str]:
+    is_volcanos = role.pod.scheduler_name == _VOLCANO
+    return {"scheduling.volcano.sh/group-min-member": str(role.num_nodes)} if is_volcanos else {}
 
 
 def _group_template(

@@ -19,6 +19,7 @@ _NVIDIA: Final = "nvidia.com/"
 def engine_resources(role: EngineRole) -> dict[str, Any]:
     """Requests equal limits: the engine sizes its threads and its KV cache by what it may use at most."""
     given = {"cpu": role.resources.cpu, "memory": role.resources.memory, **role.resources.extra}
+    given.pop(accelerator(role) or "", None)  # its number follows from the ranks
     amounts = _defaults(role) | {name: value.text for name, value in given.items() if value is not None}
     result: dict[str, Any] = {"requests": amounts, "limits": amounts} if amounts else {}
     if role.resources.claims:

@@ -15,6 +15,7 @@ from kvasir_operator.resources.service_accounts import router_service_account_na
 from kvasir_operator.settings import OperatorSettings
 
 _STOP_MARGIN_SECONDS: Final = 15
+_EVICTABLE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
 
 def router_deployment(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:
@@ -27,9 +28,15 @@ def router_deployment(service: InferenceService, role: RouterRole, settings: Ope
             "selector": {"matchLabels": labels.role_selector(service.name, role.name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "revisionHistoryLimit": 3,
-            "template": {"metadata": pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
+            "template": {"metadata": _pod_metadata(service, role), "spec": _pod_spec(service, role, settings)},
         },
     }
+
+
+def _pod_metadata(service: InferenceService, role: RouterRole) -> dict[str, Any]:
+    """Nothing of worth is in its /tmp, for which a cluster autoscaler would keep the node."""
+    metadata_ = pod_metadata(service, role)
+    return {**metadata_, "annotations": {_EVICTABLE: sandbox.TMP_VOLUME["name"], **metadata_.get("annotations", {})}}
 
 
 def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSettings) -> dict[str, Any]:

@@ -97,7 +97,10 @@ def _lacking(roles: Sequence[RoleState]) -> Sequence[RoleState]:
 def _why_not_serving(lacking: Sequence[RoleState], situation: Situation) -> Waiting:
     if situation.blocked is not None and any(state.is_engine for state in lacking):
         return Waiting(Reason.UNSUPPORTED_FEATURE, situation.blocked)
-    return _refusal(situation) or _worst([*_waits(lacking), *situation.problems])
+    found, unwanted = [*_waits(lacking), *situation.problems], [state.role for state in lacking if not state.desired]
+    if unwanted and not found:
+        return Waiting(Reason.IDLE, f"the manifest wants no replicas of {', '.join(unwanted)}")
+    return _refusal(situation) or _worst(found)
 
 
 def _refusal(situation: Situation) -> Waiting | None:
@@ -171,7 +174,8 @@ def _progressing(roles: Sequence[RoleState], situation: Situation) -> Condition:
     message = ", ".join(f"{state.role}: {state.ready} of {state.desired} ready" for state in moving)
     if any(state.num_former for state in moving):
         former = ", ".join(f"{state.num_former} {state.role}" for state in moving if state.num_former)
-        message = f"{message}; pods of former revisions left: {former}"
+        waits = "".join(f"; {wait.message}" for wait in _waits(moving))
+        message = f"{message}{waits}; pods of former revisions left: {former}"
         return Condition(ConditionType.PROGRESSING, True, Reason.ROLLOUT_IN_PROGRESS, message)
     is_scaling = all(state.ready for state in moving)
     return Condition(ConditionType.PROGRESSING, True, Reason.SCALING if is_scaling else Reason.STARTING, message)

@@ -19,7 +19,7 @@ from kvasir_operator.kube.kinds import (
 )
 from kvasir_operator.observe.model_loader import DownloadProgress
 from kvasir_operator.observe.replicas import replicas_of
-from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits
+from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits, why_pods_ended
 
 _NO_EVENTS: Mapping[str, Sequence[KubeObject]] = MappingProxyType({})
 _NO_DOWNLOADS: Mapping[str, DownloadProgress] = MappingProxyType({})
@@ -148,7 +148,8 @@ def _worst_wait(
     current = [pod for pod in pods if _revision(pod) == _revision(pod_template(workloads[0]))] or pods
     named = ((pod["metadata"]["name"], pod) for pod in current)
     pod_waits = (why_pod_waits(pod, events.get(name, ()), downloads.get(name)) for name, pod in named)
-    waits = [wait for wait in (*map(why_deployment_waits, workloads), *pod_waits) if wait is not None]
+    found = (*map(why_deployment_waits, workloads), *pod_waits, why_pods_ended(current))
+    waits = [wait for wait in found if wait is not None]
     if waits:
         return min(waits, key=lambda wait: severity(wait.reason))
     num_made = len(replicas_of(pods))

@@ -40,6 +40,10 @@ class ServiceCollector(Collector):
         else:
             self._services[key] = _shown(service)
 
+    def forget(self, key: ServiceKey) -> None:
+        """The service is gone, which a watch that was broken does not show."""
+        self._services.pop(key, None)
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
         ready = _gauge("ready", "1 where its condition Ready is true, 0 where it is not; none of a suspended service.")
         phase = _gauge("phase", "1 for the phase that a service is in; the others are absent.", "phase")

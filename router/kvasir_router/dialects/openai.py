@@ -17,10 +17,12 @@ EXPECTED_OUTPUT_TOKENS = 256
 
 class OpenAIErrors:
     def error_body(self, error: RequestError) -> bytes:
-        return error.body()
+        """The JSON body {"error": {message, type, param, code}}."""
+        told = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
+        return msgspec.json.encode({"error": told})
 
     def error_event(self, error: RequestError) -> bytes:
-        return b"data: " + error.body() + b"\n\n"
+        return b"data: " + self.error_body(error) + b"\n\n"
 
 
 def seed(api: str, model: str | None, fields: RoutingFields) -> bytes:

@@ -115,7 +115,10 @@ class EventOrder:
         if number >= self._next:
             is_next = number == self._next and not is_first
             return [self._apply(number, payload)] if is_next else [Lost(), self._apply(number, payload)]
-        return [] if self._recent.get(number) == xxh3_64_intdigest(payload) else self.resync()
+        if self._recent.get(number) == xxh3_64_intdigest(payload):
+            return []
+        # Another process: what runs is its whole history if it begins with its first message.
+        return self._begin(number, payload) if is_first and number == 0 else self.resync()
 
     def replay_ended(self) -> list[Action]:
         replay, self._replay = self._replay, None
@@ -123,10 +126,12 @@ class EventOrder:
             return []
         if replay.is_empty and not replay.is_resync:
             return self.resync()  # it does not know its own message: another process, which has sent none yet
+        # What has waited since before the connection broke may be of a process that is gone.
+        must_verify = self._must_verify or (self._is_doubtful and bool(self._pending))
         actions = self._begin_empty() if replay.is_empty else []
+        self._must_verify = False
         self._has_history, self._is_doubtful = self._next is not None, False
         actions += self._skip_gap() + self._receive_pending()
-        must_verify, self._must_verify = self._must_verify, False
         return actions + self.verify() if must_verify else actions
 
     def replay_failed(self) -> list[Action]:

@@ -39,7 +39,7 @@ class Exchange:
         self.dialect = dialect
         self.body = body
         self.arrived = 0.0
-        self.request_id = _request_id(headers)
+        self.request_id = request_id_of(headers)
         self.has_started = False
         """An engine's answer has begun, or the router's own; of a stream that is kept alive the head went before."""
         self.is_event_stream = False
@@ -262,6 +262,7 @@ def _is_event_stream(named: Mapping[bytes, bytes]) -> bool:
     return is_plain and named.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-def _request_id(headers: RawHeaders) -> str:
+def request_id_of(headers: RawHeaders) -> str:
+    """The client's own, or a new one."""
     given = value_of(headers, b"x-request-id")
     return given.decode("latin-1") if given else f"{random.getrandbits(_NUM_ID_BITS):032x}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -11,10 +12,31 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kvasir_http.connections import Connections
+from kvasir_http.sockets import BACKLOG, bound_socket
+from kvasir_router.errors import PortInUseError, StartupError
 from kvasir_router.relay.body import CLIENT_TIMES, ClientTimes
 from kvasir_router.relay.http_protocol import Forwarding, ForwardingHttpProtocol
 
 _LOOK_SECONDS = 0.01
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, flag: str) -> Iterator[socket.socket]:
+    """Raises PortInUseError, or StartupError for any other reason. `flag` is what to change then."""
+    try:
+        listener = bound_socket(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(f"{host}:{port} is in use; choose another port with {flag}") from error
+        raise StartupError(f"cannot listen on {host}:{port} ({flag}): {error}") from error
+    with listener:
+        listener.listen(BACKLOG)
+        yield listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _Server(uvicorn.Server):

@@ -19,12 +19,14 @@ class ModelCatalog:
         adapters: tuple[str, ...],
         listed: Callable[[], Set[str]],
         created: int,
+        max_model_len: Callable[[str], int | None] = lambda model: None,
     ) -> None:
         self._own = own
         self._aliases = dict.fromkeys(aliases, own)
         self._adapters = dict.fromkeys(adapters)
         self._listed = listed
         self._created = created
+        self._max_model_len = max_model_len
 
     def names(self) -> tuple[str, ...]:
         """The own model, its aliases and adapters, then all others."""
@@ -55,4 +57,6 @@ class ModelCatalog:
     def card(self, name: str) -> dict[str, Any]:
         """One entry of /v1/models; an alias names the model it stands for as its root."""
         root = self.resolve(name)
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "kvasir", "root": root}
+        card = {"id": name, "object": "model", "created": self._created, "owned_by": "kvasir", "root": root}
+        length = self._max_model_len(root)
+        return card if length is None else card | {"max_model_len": length}

@@ -73,6 +73,7 @@ class _Finding(Enum):
 
 class _Card(msgspec.Struct):
     id: str
+    max_model_len: int | None = None
 
 
 class _Load(msgspec.Struct):
@@ -302,7 +303,7 @@ class Prober:
 
     async def _learn_models(self, url: str) -> None:
         listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)
-        self._registry.set_models(url, frozenset(card.id for card in listing.data))
+        self._registry.set_models(url, {card.id: card.max_model_len for card in listing.data})
 
     async def _learn_kv(self, url: str) -> None:
         metrics = parse_kv_metrics((await self._get(f"{url}/metrics")).decode())

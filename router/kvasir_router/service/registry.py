@@ -3,7 +3,7 @@
 `Endpoint` is the one live object of an engine. The registry, the prober and the ledger write it; policies only read it.
 """
 
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from enum import StrEnum
 
 from kvasir_router.endpoints.address import Address, Role
@@ -18,7 +18,8 @@ class EndpointState(StrEnum):
 
 
 class Endpoint:
-    """`models` is what it lists, its model and adapters; None until it has told."""
+    """`models` is what it lists, its model and adapters, each with the most tokens of a request; None until it has told
+    (of a length: it does not tell)."""
 
     __slots__ = ("address", "load", "models", "state", "suspect_until", "url")
 
@@ -27,7 +28,7 @@ class Endpoint:
         self.address = address
         self.load = load
         self.state = state
-        self.models: frozenset[str] | None = None
+        self.models: Mapping[str, int | None] | None = None
         self.suspect_until = 0.0  # of the service's clock: it has failed, and is used where there is no other
 
     @property
@@ -101,7 +102,7 @@ class Registry:
             endpoint.state = state
             self._changed()
 
-    def set_models(self, url: str, models: frozenset[str]) -> None:
+    def set_models(self, url: str, models: Mapping[str, int | None]) -> None:
         """What the endpoint lists: its model under its own name, and adapters."""
         endpoint = self._endpoints.get(url)
         if endpoint is not None and endpoint.models != models:
@@ -135,6 +136,11 @@ class Registry:
         """Learned from the endpoints; empty until one has answered."""
         return frozenset().union(*(endpoint.models or () for endpoint in self))
 
+    def max_model_len(self, model: str) -> int | None:
+        """Whichever endpoint gets the request; None: nobody tells."""
+        told = [(endpoint.models or {}).get(model) for endpoint in self]
+        return min((each for each in told if each is not None), default=None)
+
     def serving(self, model: str | None) -> tuple[Endpoint, ...]:
         """Those that may be sent requests for the model, room or not; without a model, any request."""
         return self._found(self._serving, model, takes_requests=True)
@@ -166,7 +172,7 @@ class Registry:
             return False
         if endpoint.models is None and not self._own_models:
             return False
-        return model is None or model in self._own_models or model in (endpoint.models or ())
+        return model is None or model in self._own_models or model in (endpoint.models or {})
 
     def _changed(self) -> None:
         self._serving.clear()

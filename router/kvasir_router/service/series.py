@@ -9,7 +9,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from kvasir_router.admission.queue import HeldDemand
-from kvasir_router.fleet_series import FleetSeries
 from kvasir_router.prefix_index.subscriber import EventStatistics
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.registry import EndpointState
@@ -38,12 +37,12 @@ class DemandCollector(Collector):
         labels = ("service", "tenant")
         requests = GaugeMetricFamily(
             "kvasir_router_queued_requests",
-            "Requests held in the queue, streams that wait to be resumed included.",
+            "Requests held in the router's queue, streams that wait to be resumed included.",
             labels=labels,
         )
         tokens = GaugeMetricFamily(
             "kvasir_router_queued_tokens",
-            "Prompt tokens of requests held in the queue that no engine has cached.",
+            "Prompt tokens of requests in the router's queue that no engine has cached.",
             labels=labels,
         )
         for service, held in self._held().items():
@@ -74,31 +73,51 @@ class KvEventCollector(Collector):
         feeds, total = tuple(self._feeds()), EventStatistics()
         for feed in feeds:
             total.add(feed.statistics())
-        events = CounterMetricFamily("kvasir_router_kv_events", "KV events of engines, by type.", labels=["type"])
+        events = CounterMetricFamily(
+            "kvasir_router_kv_events", "KV events that engines have sent, by type.", labels=["type"]
+        )
         for event_type in _EVENT_TYPES:
             events.add_metric([event_type], total.num_events[event_type])
         yield events
         for name, text, value in (
-            ("kv_events_skipped", "KV events that are unknown or about another tier.", total.num_skipped),
-            ("kv_event_messages_malformed", "Messages of engines that cannot be read.", total.num_malformed),
-            ("kv_event_gaps", "Messages found missing.", total.num_gaps),
-            ("kv_event_losses", "Gaps that no replay has filled.", total.num_losses),
-            ("kv_event_replays", "Replays asked for, to see whether something is missing too.", total.num_replays),
-            ("kv_event_replays_failed", "Replays that did not come to their end.", total.num_failed_replays),
-            ("load_reports", "Load reports of engines.", total.num_load_reports),
-            ("kv_blocks_orphaned", "Blocks stored after one that is not known.", sum(f.num_orphans for f in feeds)),
+            (
+                "kv_events_skipped",
+                "KV events passed over: unknown ones, and those about another tier of memory.",
+                total.num_skipped,
+            ),
+            ("kv_event_messages_malformed", "Messages of KV events or load that cannot be read.", total.num_malformed),
+            ("kv_event_gaps", "Messages of KV events found missing.", total.num_gaps),
+            ("kv_event_losses", "Gaps in KV events that no replay has filled.", total.num_losses),
+            ("kv_event_replays", "Replays of KV events asked for.", total.num_replays),
+            (
+                "kv_event_replays_failed",
+                "Replays of KV events that did not come to their end.",
+                total.num_failed_replays,
+            ),
+            ("load_reports", "Load reports that engines have sent.", total.num_load_reports),
+            (
+                "kv_blocks_orphaned",
+                "KV blocks stored after one that is not known, and so matched by no prompt.",
+                sum(f.num_orphans for f in feeds),
+            ),
             (
                 "kv_blocks_refused",
-                "Blocks beyond --kv-index-size, which are not believed.",
+                "KV blocks beyond --kv-index-size, which are not believed.",
                 sum(f.num_refused for f in feeds),
             ),
         ):
             yield CounterMetricFamily(f"kvasir_router_{name}", text, value=value)
         yield GaugeMetricFamily(
-            FleetSeries.KV_BLOCKS.value, "Blocks known to be cached, of all endpoints.", sum(f.num_held for f in feeds)
+            "kvasir_router_kv_blocks",
+            "KV blocks known to be cached, of all engines together.",
+            sum(f.num_held for f in feeds),
         )
         lag = max((feed.max_lag_seconds for feed in feeds), default=0.0)
-        yield GaugeMetricFamily(FleetSeries.KV_EVENT_LAG_SECONDS.value, "Of the endpoint that is furthest behind.", lag)
+        yield GaugeMetricFamily(
+            "kvasir_router_kv_event_lag_seconds",
+            "Seconds by which KV events come late, of the engine that is furthest behind.",
+            lag,
+        )
 
 
 class _OfServices(Collector):
@@ -123,12 +142,12 @@ class ServiceCollector(_OfServices):
 
 
 def _endpoints() -> GaugeMetricFamily:
-    text = "Known endpoints by service and state."
-    return GaugeMetricFamily(FleetSeries.SERVICE_ENDPOINTS.value, text, labels=(*_LABELS, "state"))
+    text = "Engines that the gateway knows, by service and state."
+    return GaugeMetricFamily("kvasir_router_service_endpoints", text, labels=(*_LABELS, "state"))
 
 
 def _queue_depth() -> GaugeMetricFamily:
-    text = "Requests held in the queue of a service."
+    text = "Requests held in a service's queue now."
     return GaugeMetricFamily("kvasir_router_service_queue_depth", text, labels=_LABELS)
 
 
@@ -136,7 +155,7 @@ class WakeCollector(_OfServices):
     """Wakes by service: the histogram is there before a service's first wake, since Prometheus wants to see it grow."""
 
     def describe(self) -> Iterator[HistogramMetricFamily]:
-        text = "First request of a service without ready engines until one is sent to an engine."
+        text = "Seconds from the first request of a service without ready engines until one is sent to an engine."
         yield HistogramMetricFamily("kvasir_router_wake_seconds", text, labels=("service",))
 
     def collect(self) -> Iterator[HistogramMetricFamily]:

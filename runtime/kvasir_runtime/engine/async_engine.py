@@ -17,6 +17,7 @@ import msgspec
 
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.cores import CoreClient, Dispatcher, total_ready, total_stats
+from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
 from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -28,7 +29,7 @@ from kvasir_runtime.engine.messages import (
     RequestsMove,
     StepOutputs,
 )
-from kvasir_runtime.engine.tokenizer import Detokenizer, TextOptions, Tokenizer
+from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -38,7 +39,7 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.metrics import RequestMetrics
+from kvasir_runtime.request_metrics import RequestMetrics
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import FinishReason, PlainTokens, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
@@ -207,11 +208,11 @@ class AsyncEngine:
             if begun.finish_reason is None:
                 seed = child_seed(request.spec.sampling.seed, index)
                 starts.append(SequenceStart(index=index, seed=seed, output_token_ids=begun.token_ids))
-                sequences[index] = ActiveSequence(begun.index, self._detokenizer_behind(begun, request.text))
+                sequences[index] = ActiveSequence(begun.index, self._detokenizer_behind(begun, request))
         return self._message(request, starts), sequences
 
-    def _detokenizer_behind(self, begun: SequenceDelta, options: TextOptions) -> Detokenizer:
-        detokenizer = Detokenizer(self._tokenizer, options)
+    def _detokenizer_behind(self, begun: SequenceDelta, request: GenerateRequest) -> Detokenizer:
+        detokenizer = Detokenizer(self._tokenizer, request.text, request.spec.prompt_token_ids)
         begun.text, stop, _ = detokenizer.feed(begun.token_ids)
         if stop is not None:
             raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")
@@ -284,6 +285,8 @@ class AsyncEngine:
     ) -> None:
         delta = request.delta(sequence, output)
         self._observe(core, request, sequence, delta, now)
+        if output.admitted_at is not None:
+            self._metrics.prefilled(output.admitted_at - request.arrival, now - output.admitted_at)
         if delta.finish_reason is not None:
             self._end(core, request, output, delta.finish_reason, now)
         if delta.finish_reason == "error":
@@ -298,25 +301,31 @@ class AsyncEngine:
     ) -> None:
         if not delta.token_ids:
             return
-        if sequence.last_token is None:
+        if sequence.first_token is None:
+            sequence.first_token = now
             self._metrics.first_token(now - request.arrival)
         else:
             self._metrics.next_token(now - sequence.last_token)
         if not request.has_begun:
-            self._metrics.prompt(request.num_prompt_tokens)
+            self._metrics.began(request.num_prompt_tokens, delta.num_cached_tokens)
             core.take_begun(request)
         request.has_begun = True
         sequence.last_token = now
+        sequence.num_tokens += len(delta.token_ids)
         self._metrics.generated(len(delta.token_ids))
 
     def _end(
         self, core: CoreClient, request: ActiveRequest, output: SequenceOutput, reason: FinishReason, now: float
     ) -> None:
         """Forget a sequence, and end it in the core where a stop string did that here."""
-        del request.sequences[output.index]
+        sequence = request.sequences.pop(output.index)
+        self._metrics.finished(reason, now - request.arrival)
+        if sequence.first_token is not None:
+            self._metrics.decoded(sequence.num_tokens, now - sequence.first_token)
+            request.most_tokens = max(request.most_tokens, sequence.num_tokens)
         if not request.sequences:
             core.remove(output.request_id)
-        self._metrics.finished(reason, now - request.arrival)
+            self._metrics.most_generated(request.most_tokens)
         if output.finish_reason is None:
             core.channel.send(AbortRequests(aborts=[Abort(output.request_id, output.index)]))
 

@@ -7,6 +7,7 @@ planned. An idle engine sleeps in its channel and uses no CPU.
 
 import logging
 import time
+from bisect import bisect_left
 from collections import defaultdict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
-from kvasir_runtime.requests.stats import SchedulerStats
+from kvasir_runtime.requests.stats import STEP_TOKENS_BOUNDS, SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
 from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
 from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
@@ -96,14 +97,17 @@ class Moment:
 
 
 class StepRates:
-    """How fast the engine works, over the last seconds in which it did: what an idle hour does not dilute.
+    """How fast the engine works, over the last seconds in which it did: what an idle hour does not dilute; and how many
+    tokens its steps have.
 
-    Both figures count what steps took on the clock, planning and other sequences' decodes included.
+    Both rates count what steps took on the clock, planning and other sequences' decodes included.
     """
 
     def __init__(self) -> None:
         self._steps = DecayingRate(HALF_LIFE_SECONDS)
         self._prefill = DecayingRate(HALF_LIFE_SECONDS)
+        self.tokens_counts = [0] * (len(STEP_TOKENS_BOUNDS) + 1)
+        self.tokens_sum = 0
 
     @property
     def steps_per_second(self) -> float:
@@ -115,6 +119,9 @@ class StepRates:
         return self._prefill.value
 
     def observe_step(self, step: TimedStep) -> None:
+        num_tokens = step.num_decodes + step.num_asked + step.num_prompt_tokens
+        self.tokens_counts[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
+        self.tokens_sum += num_tokens
         self._steps.observe(1, step.clock_seconds)
         if step.num_prompt_tokens >= MIN_PREFILL_TOKENS:
             self._prefill.observe(step.num_prompt_tokens, step.clock_seconds)
@@ -164,7 +171,7 @@ class EngineCore:
         """One turn of the loop: plan a step, and take the results of the oldest once enough are under way."""
         self._receive()
         settled = [] if self._transfers is None else self._transfers.receive()
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(self._last_end.clock)
         if plan is not None:
             self._running_steps.append(self._execute(plan))
         has_steps = bool(self._running_steps)  # a result may be all that a plan waits for
@@ -313,6 +320,8 @@ class EngineCore:
             self._num_steps,
             self._last_step_time,
             steps_per_second=self._rates.steps_per_second,
+            step_tokens_counts=self._rates.tokens_counts,
+            step_tokens_sum=self._rates.tokens_sum,
             prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
             num_kv_events=0 if self._router_feed is None else self._router_feed.num_kv_events,
             transfers=None if self._transfers is None else self._transfers.stats(),

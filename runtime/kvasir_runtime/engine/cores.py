@@ -7,7 +7,7 @@ what it has sent since.
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -161,10 +161,10 @@ def total_stats(cores: Sequence[SchedulerStats]) -> SchedulerStats:
     if len(cores) == 1:
         return cores[0]
     rates = [core.prefill_tokens_per_second for core in cores if core.prefill_tokens_per_second is not None]
-    positions = itertools.zip_longest(*(core.num_accepted_per_position for core in cores), fillvalue=0)
     special: dict[str, Any] = {
         "last_step_time": max(core.last_step_time for core in cores),
-        "num_accepted_per_position": [sum(counts) for counts in positions],
+        "num_accepted_per_position": _sums(core.num_accepted_per_position for core in cores),
+        "step_tokens_counts": _sums(core.step_tokens_counts for core in cores),
         "prefill_tokens_per_second": sum(rates) if rates else None,
         "transfers": total_transfers([core.transfers for core in cores if core.transfers is not None]),
     }
@@ -176,11 +176,15 @@ def total_stats(cores: Sequence[SchedulerStats]) -> SchedulerStats:
     return SchedulerStats(**sums, **special)
 
 
+def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
+    """By place; what is shorter counts as zero behind its end."""
+    return [sum(of_place) for of_place in itertools.zip_longest(*counts, fillvalue=0)]
+
+
 def total_transfers(cores: Sequence[TransferStats]) -> TransferStats | None:
     """None: no core exchanges KV, or none has said so yet."""
     if not cores:
         return None
-    counts = itertools.zip_longest(*(core.seconds_counts for core in cores), fillvalue=0)
     failures, ended = Counter[str](), Counter[str]()
     for core in cores:
         failures.update(core.num_failures)
@@ -189,7 +193,7 @@ def total_transfers(cores: Sequence[TransferStats]) -> TransferStats | None:
         num_blocks_sent=sum(core.num_blocks_sent for core in cores),
         num_blocks_received=sum(core.num_blocks_received for core in cores),
         page_bytes=cores[0].page_bytes,
-        seconds_counts=[sum(of_bucket) for of_bucket in counts],
+        seconds_counts=_sums(core.seconds_counts for core in cores),
         seconds_sum=sum(core.seconds_sum for core in cores),
         num_failures=dict(failures),
         num_offers_ended=dict(ended),

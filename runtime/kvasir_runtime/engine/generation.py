@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from kvasir_runtime.engine.tokenizer import Detokenizer
+from kvasir_runtime.engine.detokenizer import Detokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, RequestMovedError
 from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput, TokenLogprobs
 from kvasir_runtime.transfer.params import KvTransferParams
@@ -136,8 +136,12 @@ class ActiveSequence:
     delta_index: int
     """Among all sequences of its generation, which may be of several requests."""
     detokenizer: Detokenizer
-    last_token: float | None = None
+    first_token: float | None = None
     """Monotonic seconds."""
+    last_token: float = 0.0
+    """The same, once there was a first."""
+    num_tokens: int = 0
+    """Generated here."""
 
 
 @dataclass(slots=True)
@@ -154,6 +158,8 @@ class ActiveRequest:
     """Of its prompt, that its core is still expected to compute."""
     has_begun: bool = False
     """Whether a token of any sequence has come."""
+    most_tokens: int = 0
+    """Of a sequence that has ended."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Sent by the core once, shown with the first token of each sequence."""
 
@@ -170,7 +176,7 @@ class ActiveRequest:
             text=new.text,
             token_ids=token_ids,
             logprobs=output.logprobs or [],
-            prompt_logprobs=self.prompt_logprobs if sequence.last_token is None else None,
+            prompt_logprobs=self.prompt_logprobs if sequence.first_token is None else None,
             num_cached_tokens=output.num_cached_tokens,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_token_id,

@@ -64,7 +64,9 @@ def longest_sequence(layout: KvLayout, num_blocks: int, limits: SequenceLimits) 
     def needs(num_tokens: int) -> int:
         return blocks_of_sequence(layout, num_tokens, limits.max_num_batched_tokens)
 
-    lengths: list[int] = [*range(0, limits.max_model_len, layout.block_size), limits.max_model_len]
+    if needs(limits.max_model_len) <= num_blocks:
+        return limits.max_model_len
+    lengths = range(0, limits.max_model_len, layout.block_size)
     return lengths[bisect.bisect_right(lengths, num_blocks, key=needs) - 1]
 
 
@@ -117,10 +119,16 @@ def _check(cache: CacheConfig) -> None:
 def _cache_bytes(cache: CacheConfig, memory: DeviceMemory, sequence_bytes: int) -> int:
     if cache.kv_cache_memory_bytes is not None:
         return cache.kv_cache_memory_bytes
-    share = cache.gpu_memory_utilization
-    share = DEFAULT_SHARE[memory.device_type] if share is None else share
-    free = max(0, int(memory.limit_bytes * share) - memory.used_bytes)
+    free = max(0, usable_bytes(cache, memory) - memory.used_bytes)
     return min(free, max(DEFAULT_CPU_BYTES, sequence_bytes)) if _is_cpu_default(cache, memory) else free
+
+
+def usable_bytes(cache: CacheConfig, memory: DeviceMemory) -> int:
+    """By weights, steps and KV cache together."""
+    if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
+        return memory.limit_bytes
+    share = cache.gpu_memory_utilization
+    return int(memory.limit_bytes * (DEFAULT_SHARE[memory.device_type] if share is None else share))
 
 
 def _is_cpu_default(cache: CacheConfig, memory: DeviceMemory) -> bool:

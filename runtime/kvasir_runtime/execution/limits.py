@@ -13,6 +13,7 @@ from kvasir_runtime.execution.kv_buffer import (
     blocks_of_sequence,
     longest_sequence,
     num_kv_blocks,
+    usable_bytes,
 )
 from kvasir_runtime.kv_cache.spec import KvLayout
 from kvasir_runtime.models.options import DecoderOptions
@@ -66,6 +67,24 @@ def resolve_max_num_batched_tokens(
     return max(default, max_model_len) if wanted is None else wanted
 
 
+def check_weights_fit(cache: CacheConfig, memory: DeviceMemory, weight_bytes: int, dtype: torch.dtype) -> None:
+    """Raises ConfigurationError where a rank's weights, whose bytes count as used, leave nothing for its KV cache."""
+    usable = usable_bytes(cache, memory)
+    if memory.used_bytes < usable:
+        return
+    limit, others = memory.limit_bytes, memory.used_bytes - weight_bytes
+    raise ConfigurationError(
+        f"the weights do not fit: as {str(dtype).removeprefix('torch.')} they take {_gib(weight_bytes)} of this rank, "
+        f"which may use {_gib(usable)} of {_gib(limit)} in all, and {_gib(others)} are in use already: take a smaller "
+        "model or --dtype, raise --gpu-memory-utilization or the memory limit, or spread the model over more ranks "
+        "(--tensor-parallel-size)"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
 def fitted_max_model_len(
     cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits, *, is_wanted: bool
 ) -> int:
@@ -86,6 +105,7 @@ def fitted_max_model_len(
         "a higher memory limit"
     )
     if is_wanted or fitting < SHORTEST_CUT:
-        raise ConfigurationError(f"{why}: lower --max-model-len to at most {fitting}, or {more}")
+        shorter = f"lower --max-model-len to at most {fitting}, or " if fitting else ""
+        raise ConfigurationError(f"{why}: {shorter}{more}")
     logger.warning("max_model_len is cut from %d to %d tokens: %s; for more, %s", asked, fitting, why, more)
     return fitting

@@ -17,6 +17,7 @@ from kvasir_runtime.execution.device import select_device, select_dtype, usable_
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import (
+    check_weights_fit,
     fitted_max_model_len,
     resolve_max_model_len,
     resolve_max_num_batched_tokens,
@@ -32,7 +33,8 @@ from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
-from kvasir_runtime.models.checkpoint import Checkpoint, stored_bytes
+from kvasir_runtime.models.checkpoint import Checkpoint
+from kvasir_runtime.models.checkpoint_names import names_of
 from kvasir_runtime.models.decoder import Decoder
 from kvasir_runtime.models.families import read_options
 from kvasir_runtime.models.hf_config import read_config
@@ -109,8 +111,9 @@ def load_worker(
     fitted = partial(fitted_max_model_len, cache, is_wanted=model.max_model_len is not None)
     expected = _expected_specs(options, stage, placement, cache)
     check_readable(backend.name, expected)
-    least_bytes = _least_weight_bytes(Path(model.model), config.dtype, placement.dtype) // place.topology.num_ranks
-    memory = memory_before_loading(device, least_bytes, num_sharers)
+    weight_bytes = _weight_bytes(Path(model.model), options, placement.dtype) // place.topology.num_ranks
+    memory = memory_before_loading(device, weight_bytes, num_sharers)
+    check_weights_fit(cache, memory, weight_bytes, placement.dtype)
     layout = make_layout(expected, cache.block_size)
     limits = replace(limits, max_model_len=groups.least(fitted(layout, memory, limits)))
     with timer.measure("load_weights"):
@@ -176,11 +179,11 @@ def _expected_specs(options: DecoderOptions, stage: Stage, placement: Placement,
     return [spec.as_cached(cache.kv_cache_dtype) for spec in specs]
 
 
-def _least_weight_bytes(folder: Path, stored: str | None, dtype: torch.dtype) -> int:
-    """That the whole model takes once it is loaded as `dtype`, by the size of its files: some of what they hold may
-    stand there twice."""
-    itemsize = getattr(torch, stored or "", dtype).itemsize
-    return int(0.9 * stored_bytes(folder) * dtype.itemsize / itemsize)
+def _weight_bytes(folder: Path, options: DecoderOptions, dtype: torch.dtype) -> int:
+    """Of the whole model as `dtype`; a tied embedding counts once, even where the checkpoint has it twice."""
+    with Checkpoint(folder) as checkpoint:
+        head = f"{names_of(options.architecture).head}.weight" if options.tie_word_embeddings else None
+        return checkpoint.num_values(ignored=head) * dtype.itemsize
 
 
 def _prepare_thread(device: torch.device, num_threads: int) -> None:

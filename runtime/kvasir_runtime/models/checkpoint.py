@@ -5,6 +5,7 @@ and a rank that takes its shards reads no others. Models are safetensors; only d
 name the file.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -77,6 +78,10 @@ class Checkpoint:
         """Of a tensor that is there."""
         return self._holders[name].shape(name)
 
+    def num_values(self, ignored: str | None = None) -> int:
+        """Numbers in all tensors together, but for the one of that name."""
+        return sum(math.prod(holder.shape(name)) for name, holder in self._holders.items() if name != ignored)
+
     def take(self, name: str, shape: tuple[int, ...], shard: Shard | None = None, rows: range | None = None) -> Tensor:
         """The tensor `name`, mapped from its file: nothing is read yet, and only what is used of it will be.
 
@@ -129,11 +134,6 @@ class Checkpoint:
                 f"{self.folder}: unexpected tensors {', '.join(left[:5])}{more}; expected none that the "
                 "architecture in config.json does not use"
             )
-
-
-def stored_bytes(folder: Path) -> int:
-    """Of a model's weight files. Raises CheckpointError where there are none."""
-    return sum(path.stat().st_size for path in _weight_files(folder, (SAFETENSORS,)))
 
 
 def _weight_files(folder: Path, names: Sequence[str]) -> list[Path]:

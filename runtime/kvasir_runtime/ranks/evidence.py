@@ -45,8 +45,14 @@ class FailureEvidence:
         return (own + silent + lost + self._problems + heard)[0]
 
 
+CORE_GONE_STATUS = 3
+"""Of a rank that ends with its core: an error only where nobody has told its node to stop."""
+
+
 def how_it_ended(rank: str, exit_code: int) -> str:
     """`rank`: its name."""
+    if exit_code == CORE_GONE_STATUS:
+        return f"{rank} ended, as the engine core has gone, or node 0 cannot be reached any more"
     if exit_code >= 0:
         return f"{rank} ended without a word, with status {exit_code}; its log says why"
     name = signal.Signals(-exit_code).name

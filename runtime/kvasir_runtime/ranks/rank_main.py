@@ -20,7 +20,7 @@ from typing import NoReturn
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, RankFailedError, StageFailedError
+from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, StageFailedError
 from kvasir_runtime.execution.device import select_device
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.execution.worker import Worker, load_worker
@@ -31,6 +31,7 @@ from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
 from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.parallel.topology import RankPlace
+from kvasir_runtime.ranks.evidence import CORE_GONE_STATUS
 from kvasir_runtime.ranks.links import LinkAddresses, RankLinks
 from kvasir_runtime.ranks.meeting import told_addresses
 from kvasir_runtime.ranks.messages import (
@@ -83,7 +84,7 @@ def run_rank(
     meet_at: Callable[[MeetingPoint, int], Store] = open_meeting,
     end_process: Callable[[int], NoReturn] = os._exit,
 ) -> None:
-    """The child's whole life; it is killed in the end, or ends itself with status 1."""
+    """The child's whole life; it is killed in the end, or ends itself with status 1, or as the core has gone."""
     configure_logging(arguments.config.server.log_level)
     place, point = arguments.place, arguments.meeting_point
     end = RankEnd(place, end_process)
@@ -113,7 +114,9 @@ def _links(addresses: LinkAddresses, end: RankEnd, keys: CurveKeys | None) -> Ra
 def _end_with_core(links: RankLinks, end: RankEnd) -> None:
     while not links.has_core_gone():
         time.sleep(BEAT_SECONDS)
-    end(None, RankFailedError("the engine core has gone, or node 0 cannot be reached any more"))
+    logger.info("%s ends, as the engine core has gone, or node 0 cannot be reached any more", end.place.name)
+    sys.stderr.flush()
+    end.end_process(CORE_GONE_STATUS)
 
 
 def _serve(

@@ -30,7 +30,10 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One entry per prompt token (the first is None), sent once, with or before the first new token."""
     num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache when the request was first scheduled."""
+    """Prompt tokens found in the prefix cache when the request was first scheduled, but those that came from another
+    engine for it."""
+    admitted_at: float | None = None
+    """With a request's first token: when it was first scheduled, by the machine's monotonic clock."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     """The token id that ended the sequence, if one did; it is the last of `new_token_ids`."""

@@ -4,6 +4,9 @@ import msgspec
 
 from kvasir_runtime.transfer.metrics import TransferStats
 
+STEP_TOKENS_BOUNDS = (1, *(2**power for power in range(3, 15)))
+"""Of the histogram of a step's tokens, as vLLM's."""
+
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """State after a step; counters only grow."""
@@ -40,6 +43,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """While there is work, over the last seconds of it."""
     prefill_tokens_per_second: float | None = None
     """Prompt tokens computed, in steps with many of them; None before the first."""
+    step_tokens_counts: list[int] = []
+    """Steps by their tokens: one bucket a bound, and one beyond the last."""
+    step_tokens_sum: int = 0
     num_kv_events: int = 0
     """Published since the start."""
     transfers: TransferStats | None = None

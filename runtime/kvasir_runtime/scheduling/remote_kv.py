@@ -131,6 +131,9 @@ class RemoteKv:
             kv, token_ids, blocks = self._kv, arrival.token_ids, arrival.blocks
             kv.offer_written(token_ids, blocks, self._num_good(arrival, num_blocks) * kv.block_size)
             kv.release(blocks)
+            waiting = self._sequences.first_held(request_id)
+            if waiting is not None and waiting.request.num_cached_tokens is None:
+                waiting.request.num_cached_tokens = arrival.first * kv.block_size
             if self._sequences.is_known(request_id):
                 kv.adopt(blocks, kv.match(token_ids, blocks), 0)
                 self._kept.arrived[request_id] = blocks

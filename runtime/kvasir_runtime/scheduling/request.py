@@ -42,7 +42,11 @@ class Request:
     sequences: list["Sequence"] = field(default_factory=list)
     """Those that have not ended, in the order of their indices."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache at first admission; None before it, 0 where another engine counted."""
+    """Prompt tokens found in the prefix cache, at first admission or before others were pulled; None before it, 0 where
+    another engine counted."""
+    admitted_at: float | None = None
+    """When a part of it was first scheduled."""
+    has_told_admission: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of prompt tokens 1.., gathered over the prompt's chunks."""
     has_sent_scores: bool = False
@@ -71,6 +75,11 @@ class Request:
         """The same once, and then nothing: whoever is sent them has them for every sequence."""
         has_sent_scores, self.has_sent_scores = self.has_sent_scores, True
         return None if has_sent_scores else self.all_scores
+
+    def take_admission(self) -> float | None:
+        """When it was admitted, once."""
+        has_told, self.has_told_admission = self.has_told_admission, True
+        return None if has_told else self.admitted_at
 
     def gather_scores(self, start: int, entries: list[TokenLogprobs] | None) -> None:
         """Keep the scores of prompt tokens `start` + 1 and on; what comes again after a preemption counts once."""

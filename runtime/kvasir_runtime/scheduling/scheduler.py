@@ -7,6 +7,7 @@ back what it was to write.
 
 import itertools
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -118,6 +119,8 @@ class Scheduler:
         *,
         steps_per_second: float = 0.0,
         prefill_tokens_per_second: float | None = None,
+        step_tokens_counts: Collection[int] = (),
+        step_tokens_sum: int = 0,
         num_kv_events: int = 0,
         transfers: TransferStats | None = None,
     ) -> SchedulerStats:
@@ -144,6 +147,8 @@ class Scheduler:
             kv_capacity_tokens=self._kv.num_tokens,
             steps_per_second=steps_per_second,
             prefill_tokens_per_second=prefill_tokens_per_second,
+            step_tokens_counts=list(step_tokens_counts),
+            step_tokens_sum=step_tokens_sum,
             num_kv_events=num_kv_events,
             transfers=transfers,
         )
@@ -177,8 +182,9 @@ class Scheduler:
         """Whether nothing touches what steps up to this one were to read or write; None: there was no such step."""
         return step is None or not self._under_way or self._under_way[0].plan.number > step
 
-    def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when there is nothing to compute, or nothing before results are in."""
+    def schedule(self, now: float | None = None) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to compute, or nothing before results are in. `now`: of the
+        clock by which requests are told when they were first scheduled."""
         draft = self._planner.draft()
         if self._sequences.forking and draft.is_empty:
             draft = self._planner.draft()  # a prompt just admitted is cached whole, and its sequences fork first
@@ -191,6 +197,8 @@ class Scheduler:
         max_tokens_in_flight[: plan.num_decodes] = draft.decode_lengths
         generations = self._rows.generation[rows]
         chunks = [self._rows.occupant(row) for row in draft.chunk_rows]
+        for sequence in chunks:
+            sequence.request.admitted_at = sequence.request.admitted_at or now
         self._under_way.append(
             StepUnderWay(
                 plan, rows, generations, max_tokens_in_flight, draft.announced, chunks, sum(draft.chunk_lengths)
@@ -311,6 +319,7 @@ class Scheduler:
             logprobs=None if logprobs is None else logprobs[:num_kept],
             prompt_logprobs=request.take_scores() if is_first else None,
             num_cached_tokens=request.num_cached_tokens or 0,
+            admitted_at=request.take_admission(),
             finish_reason=reason,
             stop_token_id=tokens[-1] if reason == "stop" else None,
         )

@@ -1,4 +1,4 @@
-"""Which requests are let in: none once the server drains, and no more sequences than the engine is to hold.
+"""Which requests are let in: none once the server refuses them, and no more sequences than the engine is to hold.
 
 The state lies in shared rows, so every process drains when one is told to and each knows the sum of all.
 """
@@ -14,8 +14,8 @@ from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.server.errors import error_response
 from kvasir_runtime.shared_rows import SharedRows
 
-# The layout of a row. The server drains when any row's first slot says so.
-DRAINING, REQUESTS, SEQUENCES = range(NUM_SLOTS := 3)
+# The layout of a row. The server drains, and refuses, when any row says so.
+DRAINING, REFUSING, REQUESTS, SEQUENCES = range(NUM_SLOTS := 4)
 
 
 class Admission:
@@ -30,7 +30,12 @@ class Admission:
 
     @property
     def is_draining(self) -> bool:
+        """Whoever asks whether the server is ready is told that it is not."""
         return self._rows.total(DRAINING) > 0
+
+    @property
+    def is_refusing(self) -> bool:
+        return self._rows.total(REFUSING) > 0
 
     @property
     def num_in_flight(self) -> int:
@@ -44,10 +49,14 @@ class Admission:
     def start_drain(self) -> None:
         self._row[DRAINING] = 1
 
+    def refuse(self) -> None:
+        """Those that come from now on; a server that refuses drains."""
+        self._row[DRAINING] = self._row[REFUSING] = 1
+
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count one request while it is answered. Raises ServerUnavailableError while draining."""
-        if self.is_draining:
+        """Count one request while it is answered. Raises ServerUnavailableError where it is refused."""
+        if self.is_refusing:
             raise ServerUnavailableError("this server drains and takes no new requests; send it to another replica")
         self._row[REQUESTS] += 1
         self._is_idle.clear()

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_http.connections import ClientLimits
 from kvasir_runtime.errors import InvalidRequestError, ServerUnavailableError
+from kvasir_runtime.flags import NEAR
 from kvasir_runtime.server.errors import BodyTimeoutError, BodyTooLargeError
 from kvasir_runtime.server.foreign_fields import Body
 
@@ -25,8 +26,6 @@ logger = logging.getLogger(__name__)
 MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
 MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
-NEAR = 0.8
-"""Least likeness of the name that is suggested for an unknown one: a letter or two of ten are wrong."""
 Model = TypeVar("Model", bound=Body)
 _named_hints: set[str] = set()
 

@@ -7,6 +7,7 @@ it elsewhere. A client that leaves cancels the work, and with it the requests in
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -23,10 +24,12 @@ from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import EngineDeadError, KvasirRuntimeError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.journal import BEGINS_HERE, RESUMABLE_HEADER, WITHOUT_JOURNAL, EventWriter, Journal
+from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import PromptTokensDetails, Usage
 from kvasir_runtime.transfer.params import KvTransferParams
+
+logger = logging.getLogger(__name__)
 
 INLINE_LOGPROBS = 2048
 """Fewer are shaped on the event loop: 5 ms."""
@@ -256,6 +259,7 @@ class EventStream(Response):
             async for event in self._events:
                 await send(_more(event))
         except KvasirRuntimeError as error:
+            logger.info("%s ended with an error: %s", self._exchange.requests[0].request_id, error)
             if not (self._exchange.writer.is_resumable and isinstance(error, _ENGINE_LOST)):
                 await send(_more(self._exchange.shape.error_event(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

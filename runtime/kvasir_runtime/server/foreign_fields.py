@@ -50,7 +50,7 @@ _WISHES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             # OpenAI
-            "audio", "documents", "function_call", "functions", "plugins", "prediction", "suffix", "tools",
+            "audio", "function_call", "functions", "plugins", "prediction", "suffix", "tools",
             # vLLM
             "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", "guided_choice",
             "guided_grammar", "guided_json", "guided_regex", "logits_processors", "logprob_token_ids", "prompt_embeds",

@@ -5,6 +5,7 @@ one socket. The process ends with 0 after a drain that it was asked for and with
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -19,26 +20,28 @@ from typing import Any, cast
 import uvicorn
 import uvloop
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.middleware.cors import CORSMiddleware
 
 from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
 from kvasir_http.http_protocol import BoundedHttpProtocol
 from kvasir_http.sockets import BACKLOG, bound_socket
-from kvasir_runtime.config import RuntimeConfig, ServerConfig
+from kvasir_runtime.config import CacheConfig, RuntimeConfig, ServerConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, api_heartbeats
-from kvasir_runtime.metrics import EngineView, MetricsCollector, RequestMetrics, request_rows
+from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.model_digest import model_digest
-from kvasir_runtime.server.probes import Probes, until_hung
+from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
+from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
@@ -63,11 +66,15 @@ def listen(host: str, port: int) -> socket.socket:
         listener = bound_socket(host, port)
         listener.listen(BACKLOG)
     except OSError as error:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
-            f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
+            f"cannot listen on {written(host, port)}: {error.strerror}; stop what uses it or choose another --port or "
+            "--host"
         ) from error
     return listener
+
+
+def written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def run_api_server(config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> int:
@@ -96,6 +103,8 @@ class ApiServer:
     ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
+        self._address = written(*sockets[0].getsockname()[:2]) if api_index == 0 else None
+        self._shutdown_delay = config.server.shutdown_delay
         self._shutdown_timeout = config.server.shutdown_timeout
         transfer = config.cache.kv_transfer_config
         lease_seconds = 0.0 if transfer is None else transfer.kv_connector_extra_config.lease_seconds
@@ -108,14 +117,15 @@ class ApiServer:
         self.admission = Admission(ipc_dir, api_server_count, api_index, config.server.max_sequences_in_flight)
         num_cores = config.parallel.data_parallel_size
         self._channels = [EngineChannel(ipc_dir, api_index, data_rank) for data_rank in range(num_cores)]
-        self.engine = AsyncEngine(self._channels, tokenizer, RequestMetrics(rows.row(api_index)), api_index=api_index)
+        request_metrics = RequestMetrics(rows.row(api_index))
+        self.engine = AsyncEngine(self._channels, tokenizer, request_metrics, api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
             self.admission,
-            _registry(serving.model_names[0], rows, self.engine, self.admission, collectives),
+            _registry(config, serving.model_names[0], rows, self.engine, self.admission, collectives),
             self._heartbeats,
             config.server.stall_seconds,
             can_migrate=config.cache.kv_transfer_config is not None,
@@ -134,8 +144,9 @@ class ApiServer:
         )
         _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
-        connections = Connections(wanted.within(most_descriptors()))
-        self._server = _HttpServer(_uvicorn_config(app, connections, limits), self._heartbeats)
+        self._connections = Connections(wanted.within(most_descriptors()))
+        logged = RequestLog(app, request_metrics, POLLED_PATHS)
+        self._server = _HttpServer(_uvicorn_config(logged, self._connections, limits), self._heartbeats)
 
     def stop(self) -> None:
         """First drain; called again, end at once."""
@@ -145,6 +156,8 @@ class ApiServer:
 
     async def run(self) -> int:
         """Until `stop` or the engine's death. Returns the exit code."""
+        if self._address is not None:
+            logger.info("listening on http://%s; /openapi.json lists what is served", self._address)
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again while requests wait
         engine_task = asyncio.create_task(self.engine.run())
@@ -165,17 +178,28 @@ class ApiServer:
         return 1 if self.engine.dead is not None else 0
 
     async def _drain(self) -> None:
-        """Stop admission and wait for the answers under way, as long as they may take; those left are given up."""
+        """Answer what is and will be asked, as long as that may take; what is left then is given up."""
         self.admission.start_drain()
+        self._connections.start_drain()
         if self.engine.dead is not None:
             logger.error("%s", self.engine.dead)
         else:
             logger.info("draining: %d requests in flight", self.admission.num_in_flight)
             hung = until_hung(self._probes.check_health)
-            await self._wait_any(self._shutdown_timeout, self.admission.wait_idle(), self._is_hurried.wait(), hung)
+            await self._wait_any(self._shutdown_timeout, self._answer_all(), self._is_hurried.wait(), hung)
             self.engine.give_up(ServerUnavailableError("the server stops and cannot wait any longer for this answer"))
             await self._wait_any(self._kept_seconds, self.engine.wait_until_pulled(), self._is_hurried.wait())
         await self._wait_any(LAST_ANSWERS_SECONDS, self.admission.wait_idle())
+
+    async def _answer_all(self) -> None:
+        """Half of the time is for what is still asked, so that the answers which then begin have the other half."""
+        if not self.admission.is_refusing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._shutdown_timeout / 2):
+                    await self._connections.until_quiet(self._shutdown_delay)
+                    return
+        self.admission.refuse()
+        await self.admission.wait_idle()
 
     @staticmethod
     async def _wait_any(seconds: float, *events: Coroutine[Any, Any, object]) -> None:
@@ -219,6 +243,7 @@ def _allow_browsers(app: FastAPI, config: ServerConfig) -> None:
             allow_methods=config.allowed_methods,
             allow_headers=config.allowed_headers,
             allow_credentials=config.allow_credentials,
+            expose_headers=[REQUEST_ID_HEADER],
         )
 
 
@@ -244,7 +269,7 @@ def _serving(
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
-    template = load_chat_template(tokenizer_folder, tokenizer.settings, tokenizer.special_tokens, template_file)
+    template = load_chat_template(tokenizer_folder, tokenizer, template_file)
     return Serving(
         engine=engine,
         admission=admission,
@@ -266,7 +291,12 @@ def _serving(
 
 
 def _registry(
-    model_name: str, rows: SharedRows, engine: AsyncEngine, admission: Admission, collectives: CollectiveTotals
+    config: RuntimeConfig,
+    model_name: str,
+    rows: SharedRows,
+    engine: AsyncEngine,
+    admission: Admission,
+    collectives: CollectiveTotals,
 ) -> CollectorRegistry:
     def view() -> EngineView:
         return EngineView(
@@ -277,5 +307,20 @@ def _registry(
         )
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(MetricsCollector(model_name, rows, view, collectives))
+    registry.register(MetricsCollector(model_name, rows, view, collectives, _cache_labels(config.cache)))
+    # Whichever of several API processes is scraped, it is the same process that is shown.
+    ProcessCollector(pid=os.getpid if config.server.api_server_count == 1 else os.getppid, registry=registry)
     return registry
+
+
+def _cache_labels(cache: CacheConfig) -> dict[str, str]:
+    """As vLLM names and writes them."""
+    return {
+        "cache_dtype": cache.kv_cache_dtype,
+        "gpu_memory_utilization": str(cache.gpu_memory_utilization),
+        "enable_prefix_caching": str(cache.enable_prefix_caching),
+        "prefix_caching_hash_algo": "sha256",
+        "num_cpu_blocks": "0",
+        "kv_offloading_backend": "None",
+        "kv_offloading_size": "0",
+    }

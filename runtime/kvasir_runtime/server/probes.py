@@ -1,5 +1,5 @@
-"""What operators, kubelets, routers and Prometheus ask: /health, /ready, /drain, /migrate, /migrate/request, /load,
-/version, /metrics.
+"""What operators, kubelets, routers and Prometheus ask: /health, /ping, /ready, /drain, /migrate, /migrate/request,
+/load, /version, /metrics.
 
 Health is progress: an engine that has died, that has work and does not step, or of which a process gives no sign of
 life is unhealthy although this process lives.
@@ -24,6 +24,10 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import read_body
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
+HEALTH_PATH, PING_PATH, READY_PATH, LOAD_PATH, METRICS_PATH = "/health", "/ping", "/ready", "/load", "/metrics"
+"""`/ping` is `/health` under the name that some hosting platforms ask for."""
+PROBE_PATHS = frozenset({HEALTH_PATH, PING_PATH, READY_PATH})
+POLLED_PATHS = PROBE_PATHS | {LOAD_PATH, METRICS_PATH}
 DRAIN_PATH = "/drain"
 MIGRATE_PATH = "/migrate"
 """Has every stream that the router can have continued go on elsewhere."""
@@ -85,19 +89,23 @@ async def until_hung(check_health: Callable[[], None]) -> None:
 def probe_routes(probes: Probes) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.head(HEALTH_PATH, include_in_schema=False)
+    @router.head(PING_PATH, include_in_schema=False)
+    @router.get(HEALTH_PATH)
+    @router.get(PING_PATH)
     async def health() -> Response:
         probes.check_health()
         return Response()
 
-    @router.api_route("/ready", methods=["GET", "HEAD"])
+    @router.head(READY_PATH, include_in_schema=False)
+    @router.get(READY_PATH)
     async def ready() -> Response:
         probes.check_ready()
         return Response()
 
     @router.post(DRAIN_PATH)
     async def start_drain() -> Response:
-        probes.admission.start_drain()
+        probes.admission.refuse()
         return _json(_drain_state(probes))
 
     @router.get(DRAIN_PATH)
@@ -117,7 +125,7 @@ def probe_routes(probes: Probes) -> APIRouter:
             raise InvalidRequestError(f'the body must be {{"request_id": "..."}}: {error}') from error
         return _moved(probes, named.request_id)
 
-    @router.get("/load")
+    @router.get(LOAD_PATH)
     async def load() -> Response:
         return _json(_load(probes))
 
@@ -125,7 +133,7 @@ def probe_routes(probes: Probes) -> APIRouter:
     async def version() -> Response:
         return _json(VersionResponse(kvasir_runtime.__version__))
 
-    @router.get("/metrics")
+    @router.get(METRICS_PATH)
     async def metrics() -> Response:
         # Never as OpenMetrics, which Prometheus asks for first: the library writes `vllm_` there for `vllm:`.
         return Response(generate_latest(probes.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -7,7 +7,7 @@ always means: not given.
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
@@ -40,10 +40,19 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _default_for_null(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
 def _as_number(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
+OrNull = BeforeValidator(_default_for_null)
+"""For a field whose default is a value: null means not given, as with every other field."""
+Flag = Annotated[bool, OrNull]
 Whole = Annotated[int, BeforeValidator(_whole)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
@@ -57,8 +66,8 @@ RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 
 
 class StreamOptions(RequestModel):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class KvTransferFields(BaseModel):
@@ -98,10 +107,10 @@ class GenerationFields(Body):
     """Of the client; the answer's id ends with it."""
     max_tokens: Annotated[Whole, Field(ge=0)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=0)] | None = None
-    min_tokens: Annotated[Whole, Field(ge=0)] = 0
+    min_tokens: Annotated[Whole, Field(ge=0), OrNull] = 0
     n: Annotated[Whole, Field(ge=1)] | None = None
     best_of: Annotated[Whole, Field(ge=1)] | None = None
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: EarlyStopping | None = None
     temperature: Temperature | None = None
@@ -115,14 +124,14 @@ class GenerationFields(Body):
     seed: Annotated[Whole, Field(ge=-INT64, lt=2 * INT64)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64)] = 0
+    priority: Annotated[Whole, Field(ge=-INT64, lt=INT64), OrNull] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
     response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
@@ -222,7 +231,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: Annotated[Whole, BeforeValidator(_as_number), Field(ge=0)] | None = None
     """True is 1, as vLLM has it."""
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
     @property
     def num_logprobs(self) -> int | None:
@@ -275,9 +284,10 @@ class ChatPrompt(Body):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    add_special_tokens: bool = False
+    continue_final_message: Flag = False
+    add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_continuation(self) -> Self:
@@ -312,7 +322,7 @@ class TokenizeTextRequest(Body):
 
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
     return_token_strs: bool | None = None
 
 

@@ -4,7 +4,6 @@ A `Route` is what differs between them: the parser of a body, how prompts become
 """
 
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,11 +25,10 @@ from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
-REQUEST_ID_HEADER = "x-request-id"
-MAX_REQUEST_ID_CHARS = 256
 NUM_SHAPERS = 2
 """Threads for answers of many log-probabilities, of their own for the reason of `prompts.NUM_RENDERERS`."""
 
@@ -142,12 +140,13 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
     model = serving.check_model(wishes.model)
     limits = serving.limits()
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
             wishes,
             [prompt.token_ids for prompt in prompts],
             request,
-            request_id=f"{route.id_prefix}-{wishes.request_id or uuid.uuid4().hex}",
+            request_id=f"{route.id_prefix}-{wishes.request_id or request_id}",
             defaults=serving.defaults,
             limits=limits,
             kv_transfer=serving.kv_transfer,
@@ -168,12 +167,6 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
         num_returned=wishes.num_returned,
         journal=journal,
         writer=writer,
-        http_request_id=http_request_id_of(request),
+        http_request_id=request_id if request_id == request.headers.get(REQUEST_ID_HEADER) else None,
     )
     return await (event_stream if wishes.stream else answer)(request, exchange)
-
-
-def http_request_id_of(request: Request) -> str | None:
-    """None where it is longer than any that a router would draw: reports to routers repeat it."""
-    request_id = request.headers.get(REQUEST_ID_HEADER)
-    return request_id if request_id is not None and len(request_id) <= MAX_REQUEST_ID_CHARS else None

@@ -20,14 +20,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.server.errors import AuthenticationError, NotTheRouterError, error_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
-from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS
+from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS, PROBE_PATHS
 from kvasir_runtime.server.resolving import STRANGER, TENANT_HEADER
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 SECRET_HEADER = "x-kvasir-router-secret"
 _DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER))
-OPEN_PATHS = frozenset({"/health", "/ready", TOKENIZER_PATH}) | MIGRATE_PATHS
+OPEN_PATHS = PROBE_PATHS | {TOKENIZER_PATH} | MIGRATE_PATHS
 """What the kubelet calls, which has no key, and what the router proves itself for in another way."""
 
 

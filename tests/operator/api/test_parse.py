@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import models
 
 from kvasir_operator.api.model import EngineSpec, InferenceService, RouterSpec, ScalingPolicy, ScalingRules
 from kvasir_operator.api.parse import parse_service
@@ -13,6 +14,9 @@ from kvasir_operator.errors import InvalidManifestError
 
 MakeManifest = Callable[..., dict[str, Any]]
 MakeService = Callable[..., InferenceService]
+SCALARS = {"str": "a", "int": 1, "bool": True}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 SPLIT: dict[str, Any] = {"prefill": {}, "decode": {}}
 
 
@@ -97,6 +101,20 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": {"speculative": {"method": "suffix", "model": "file:///m"}}}, "spec.engine.speculative", "leave model"),
     ({"engine": {"speculative": {"method": "eagle3"}}}, "spec.engine.speculative", "write model"),
     ({"pod": {"env": [{"name": "KVASIR_ROUTER_SECRET", "value": "x"}]}}, "spec.pod.env[0]", "leave it out"),
+    ({"pod": {"affinity": {"nodeAffinty": {}}}}, "spec.pod.affinity.nodeAffinty",
+     "unknown field, expected one of nodeAffinity, podAffinity, podAntiAffinity"),
+    ({"pod": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpression": []}]}}}}},
+     f"spec.pod.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms[0].matchExpression", "unknown field"),
+    ({"router": {"pod": {"affinity": {"podAntiAffinity": {PREFERRED: {"weight": 1}}}}}},
+     f"spec.router.pod.affinity.podAntiAffinity.{PREFERRED}", "expected a list"),
+    ({"pod": {"affinity": {"podAffinity": {REQUIRED: [{"labelSelector": {"matchLabels": {"a": True}}}]}}}},
+     f"spec.pod.affinity.podAffinity.{REQUIRED}[0].labelSelector.matchLabels.a", "expected text (quote it)"),
+    ({"pod": {"securityContext": {"fsGruop": 1}}}, "spec.pod.securityContext.fsGruop", "unknown field"),
+    ({"pod": {"securityContext": {"runAsUser": "root"}}}, "spec.pod.securityContext.runAsUser", "a whole number"),
+    ({"disaggregation": {"prefill": {"pod": {"securityContext": {"runAsNonRoot": "true"}}}, "decode": {}}},
+     "spec.disaggregation.prefill.pod.securityContext.runAsNonRoot", "expected true or false"),
+    ({"pod": {"securityContext": {"capabilities": {"add": "IPC_LOCK"}}}}, "spec.pod.securityContext.capabilities.add",
+     "expected a list"),
     ({"replicas": 2, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
     ({"replicas": 0, "autoscaling": {"maxReplicas": 2}}, "spec", "not both"),
     ({"replicas": -1}, "spec.replicas", "-1, expected 0 to 1000"),
@@ -146,6 +164,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"resources": {"claims": [{"name": "a"}]}}, "spec.resources.claims[0]", "exactly one of resourceClaimName"),
     ({"resources": {"claims": [{"name": "a", "resourceClaimName": "a", "resourceClaimTemplateName": "b"}]}},
      "spec.resources.claims[0]", "exactly one of resourceClaimName"),
+    ({"pod": {"tolerations": [{"operator": "Exists", "value": "b"}]}}, "spec.pod.tolerations[0]", "takes no value"),
+    ({"pod": {"tolerations": [{"value": "b"}]}}, "spec.pod.tolerations[0]", "no key needs Exists"),
+    ({"pod": {"tolerations": [{"key": "a", "tolerationSeconds": 1}]}}, "spec.pod.tolerations[0]", "effect NoExecute"),
     ({"pod": {"volumes": [{"mountPath": "/a"}]}}, "spec.pod.volumes[0]", "exactly one of configMap, secret and claim"),
     ({"pod": {"volumes": [{"mountPath": "/a", "configMap": {"name": "a"}, "secret": {"name": "b"}}]}},
      "spec.pod.volumes[0]", "exactly one of configMap, secret and claim"),
@@ -275,12 +296,13 @@ def test_accepts_the_longest_name(make_manifest: MakeManifest) -> None:
 
 def test_nulls_are_absent_but_in_objects_that_are_passed_through(make_service: MakeService) -> None:
     service = make_service(
-        replicas=None, pod={"labels": {"a": None}, "securityContext": {"runAsUser": None, "seLinux": {"level": None}}}
+        replicas=None,
+        pod={"labels": {"a": None}, "securityContext": {"runAsUser": None, "seLinuxOptions": {"level": None}}},
     )
 
     assert service.spec.replicas == 1
     assert service.spec.pod.labels == {}
-    assert service.spec.pod.security_context == {"runAsUser": None, "seLinux": {"level": None}}
+    assert service.spec.pod.security_context == {"runAsUser": None, "seLinuxOptions": {"level": None}}
 
 
 def test_the_autoscalers_behavior_has_the_words_of_a_horizontal_pod_autoscaler(make_service: MakeService) -> None:
@@ -315,3 +337,26 @@ def test_refuses_an_alias_that_is_the_services_own_name(make_manifest: MakeManif
 def test_refuses_what_is_no_inference_service(manifest: Any, message: str) -> None:
     with pytest.raises(InvalidManifestError, match=message):
         parse_service(manifest)
+
+
+def test_a_stored_service_is_cared_for_whatever_it_passes_through(make_service: MakeService) -> None:
+    pod = {"affinity": {"nodeAffinty": {}}, "securityContext": {"runAsUser": "root"}}
+    assert make_service(uid="1-2", pod=pod).spec.pod.affinity == pod["affinity"]
+
+
+def test_kubernetes_own_objects_have_the_fields_that_its_client_knows(make_service: MakeService) -> None:
+    """Each with a value of its type, as deep as they go."""
+    affinity, pod, container = (full(kind) for kind in ("V1Affinity", "V1PodSecurityContext", "V1SecurityContext"))
+    parsed = make_service(pod={"affinity": affinity, "securityContext": {**pod, **container}}).spec.pod
+    assert (parsed.affinity, parsed.security_context) == (affinity, {**pod, **container})
+
+
+def full(kind: str) -> Any:
+    if kind.startswith("List["):
+        return [full(kind[5:-1])]
+    if kind.startswith("Dict["):
+        return {"key": full(kind.partition(", ")[2][:-1])}
+    if kind in SCALARS:
+        return SCALARS[kind]
+    model = getattr(models, kind)
+    return {model.attribute_map[name]: full(below) for name, below in model.openapi_types.items()}

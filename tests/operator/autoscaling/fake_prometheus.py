@@ -61,8 +61,14 @@ class FakePrometheus:
         return web.json_response(body, status=status)
 
 
+def engine_labels(pod: str, service: str = "llama") -> dict[str, str]:
+    """As PodMonitors give them; `decode-0` is a pod of the role decode, and one that names no role serves."""
+    role = next((role for role in ("prefill", "decode") if pod.startswith(role)), "serve")
+    return {"namespace": "models", "inference_service": service, "role": role, "pod": pod}
+
+
 def of_fleet(
-    pods: Mapping[str, Mapping[str, float]], held: float, at: float, router: str = "router-0"
+    pods: Mapping[str, Mapping[str, float]], held: float, at: float, router: str = "router-0", service: str = "llama"
 ) -> Callable[[str], tuple[Any, int]]:
     """Gauges of engine pods by metric name, beside those of an idle one, and of one router; rates and latencies have no
     value."""
@@ -72,10 +78,12 @@ def of_fleet(
         [metric] = re.findall(r"kvasir_[a-z_]+", query)[:1]
         if metric.startswith("kvasir_router_"):
             number = at if "timestamp(" in query else held
-            return vector(({"pod": router}, number)), 200
+            return vector(({"service": f"models/{service}", "pod": router}, number)), 200
+        if not query.startswith(("max by (namespace, inference_service, role, pod)", "deriv(")):
+            return vector(), 200
         found = [
             (pod, at if "timestamp(" in query else gauges[metric]) for pod, gauges in known.items() if metric in gauges
         ]
-        return vector(*(({"pod": pod}, number) for pod, number in found)), 200
+        return vector(*((engine_labels(pod, service), number) for pod, number in found)), 200
 
     return answer

@@ -21,7 +21,7 @@ from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, Serv
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
-from .fake_prometheus import FakePrometheus, of_fleet, vector
+from .fake_prometheus import FakePrometheus, engine_labels, of_fleet, vector
 
 KEY = ServiceKey("models", "llama")
 NOW = 1_800_000_000.0
@@ -203,7 +203,7 @@ def test_what_a_removed_gateway_pod_held_does_not_count(holder: str, grows: bool
             pods = {"engine-0": FULL | {"kvasir_kv_cache_used_tokens": 500.0}}
             return of_fleet(pods, held=0, at=NOW, router="gateway-0")(query)
         held = {name: 1e6 if name == holder else 0.0 for name in ("gateway-0", "gone")}
-        return vector(*(({"pod": name}, number) for name, number in held.items())), 200
+        return vector(*(({"service": "models/llama", "pod": name}, number) for name, number in held.items())), 200
 
     turn = Turn(kube, answer, gateway=GATEWAY)
     assert turn.scaling.trouble is None
@@ -237,6 +237,22 @@ def test_where_the_gateways_pods_may_not_be_seen_prometheus_wakes_the_service() 
 def test_a_service_that_runs_is_not_asked_about_between_turns() -> None:
     turn = Turn(kube_with(1), of_fleet({"engine-0": FULL}, held=0, at=NOW), held=Held(1, 20))
     assert turn.asked_routers == []
+
+
+@pytest.mark.parametrize("num_others", [0, 9])
+def test_prometheus_is_asked_as_often_for_ten_services_as_for_one(num_others: int) -> None:
+    asked = list[str]()
+
+    def answer(query: str) -> tuple[Any, int]:
+        asked.append(query)
+        return of_fleet({"engine-0": FULL}, held=0, at=NOW)(query)
+
+    kube = kube_with(1)
+    for number in range(num_others):
+        put_service(kube, f"other-{number}", 1)
+    turn = Turn(kube, answer)
+    assert turn.scaling.replicas == {"serve": 2}
+    assert len(asked) == 21
 
 
 def test_without_prometheus_replicas_stay_and_the_service_is_told() -> None:
@@ -276,7 +292,7 @@ def test_what_is_not_to_be_scaled_is_not_even_asked_about(spec: dict[str, Any]) 
 def test_rates_and_latencies_come_from_their_queries() -> None:
     def answer(query: str) -> tuple[Any, int]:
         if query.startswith("histogram_quantile") and "inter_token" in query:
-            return vector(({}, 0.2)), 200
+            return vector((engine_labels(""), 0.2)), 200
         return of_fleet({"engine-0": FULL | {"kvasir_kv_cache_used_tokens": 10.0}}, held=0, at=NOW)(query)
 
     slo = {"interTokenLatency": "100ms"}

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import subprocess
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,53 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     assert answered(vector(({}, "NaN"), ({}, "+Inf"), ({"pod": "a"}, 1)))[0] == [Value({"pod": "a"}, 1.0)]
 
 
-def test_the_token_goes_along_as_it_is_in_its_file_now(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("secret\n")
-    _, server = answered(vector(), token_file=file)
-    assert server.headers[0]["Authorization"] == "Bearer secret"
+@pytest.mark.parametrize(
+    ("access", "files", "expected"),
+    [
+        ("token_file", {"token": "secret\n"}, {"Authorization": "Bearer secret"}),
+        (
+            "basic_auth_folder",
+            {"username": "me\n", "password": "s:ü"},
+            {"Authorization": f"Basic {b64encode('me:s:ü'.encode()).decode()}"},
+        ),
+        (
+            "headers_folder",
+            {"X-Scope-OrgID": "team|other\n", "X-Key": "1"},
+            {"X-Scope-OrgID": "team|other", "X-Key": "1"},
+        ),
+    ],
+)
+def test_credentials_go_along_as_they_are_in_their_files_now(
+    access: str, files: dict[str, str], expected: dict[str, str], tmp_path: Path
+) -> None:
+    """Mounted as the kubelet mounts a Secret: links to a folder that a renewal changes for another."""
+    (tmp_path / "..data").mkdir()
+    for name, text in files.items():
+        (tmp_path / "..data" / name).write_text(text)
+        (tmp_path / name).symlink_to(tmp_path / "..data" / name)
+    _, server = answered(vector(), **{access: tmp_path / "token" if access == "token_file" else tmp_path})
+    assert {name: server.headers[0].get(name) for name in expected} == expected
+    assert "..data" not in server.headers[0]
+
+
+@pytest.mark.parametrize(("no_proxy", "is_asked"), [("", True), ("localhost,.example", False)])
+def test_the_environments_proxy_is_used_but_for_what_it_excludes(
+    no_proxy: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask() -> list[str]:
+        async with FakePrometheus(lambda _: (vector(), 200)) as proxy:
+            monkeypatch.setenv("HTTP_PROXY", proxy.url)
+            monkeypatch.setenv("NO_PROXY", no_proxy)
+            prometheus = Prometheus(PrometheusAccess("http://prometheus.example:9090"), timeout_seconds=5)
+            try:
+                await prometheus.query("up")
+            except PrometheusError:
+                assert not is_asked
+            finally:
+                await prometheus.close()
+            return proxy.asked
+
+    assert asyncio.run(ask()) == ["up"] * is_asked
 
 
 async def no_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,14 +151,6 @@ def test_nobody_who_listens_is_no_answer() -> None:
         asyncio.run(ask())
 
 
-def test_certificates_that_cannot_be_read_end_the_start(tmp_path: Path) -> None:
-    async def make() -> None:
-        Prometheus(PrometheusAccess("https://example", ca_file=tmp_path / "ca.crt"))
-
-    with pytest.raises(PrometheusError, match=r"ca\.crt holds no certificates"):
-        asyncio.run(make())
-
-
 @dataclass(frozen=True)
 class _Tls:
     """A server's side, and the authority that signed its certificate."""
@@ -151,3 +186,21 @@ def test_over_https_nobody_else_is_trusted(tls: _Tls) -> None:
 
 def test_over_https_without_verification_anybody_is_trusted(tls: _Tls) -> None:
     assert answered(vector(({}, 1)), tls=tls.server, is_verified=False)[0] == [Value({}, 1.0)]
+
+
+def test_certificates_that_cannot_be_read_are_no_answer_until_they_can(tls: _Tls, tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_text("none yet")
+
+    async def ask() -> list[Value]:
+        async with FakePrometheus(lambda _: (vector(({}, 1)), 200), tls.server) as server:
+            prometheus = Prometheus(PrometheusAccess(server.url, ca_file=file), timeout_seconds=5)
+            try:
+                with pytest.raises(PrometheusError, match=r"ca\.crt holds no certificates"):
+                    await prometheus.query("up")
+                file.write_bytes(tls.ca_file.read_bytes())
+                return await prometheus.query("up")
+            finally:
+                await prometheus.close()
+
+    assert asyncio.run(ask()) == [Value({}, 1.0)]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from kvasir_operator.autoscaling.prometheus import Value
-from kvasir_operator.autoscaling.queries import RoleQueries
-from kvasir_operator.autoscaling.read import read_sample, sample_of
+from kvasir_operator.autoscaling.queries import Queries
+from kvasir_operator.autoscaling.read import Reading, RoleKey, sample_of
 from kvasir_operator.errors import PrometheusError
 from kvasir_operator.kube.kinds import ServiceKey
 
-SERVE = RoleQueries(ServiceKey("models", "llama"), "serve")
-BY_POD = {name: {"a": 10.0, "b": 20.0} for name in SERVE.by_pod()}
+SERVE, DECODE = (RoleKey(ServiceKey("models", "llama"), role) for role in ("serve", "decode"))
+BY_POD = {name: {"a": 10.0, "b": 20.0} for name in Queries().by_pod()}
 HELD = {
     "num_held": {"r": 2.0, "s": 1.0},
     "held_tokens": {"r": 50.0, "s": 5.0},
@@ -28,8 +28,8 @@ RATES = {
 }
 
 
-def read(queries: RoleQueries = SERVE, **changes: Any) -> Any:
-    return sample_of(changes.get("by_pod", BY_POD), changes.get("of_role", RATES), changes.get("held", HELD), queries)
+def read(role: RoleKey = SERVE, **changes: Any) -> Any:
+    return sample_of(role, *(changes.get(*each) for each in (("by_pod", BY_POD), ("of_role", RATES), ("held", HELD))))
 
 
 def test_pods_and_routers_come_together() -> None:
@@ -62,7 +62,7 @@ def test_a_pod_that_does_not_say_how_much_it_holds_is_not_there() -> None:
 
 def test_prompts_that_decode_engines_compute_themselves_arrive_there_and_those_that_routers_hold_do_not() -> None:
     """Prompts that came with their KV are not computed there, as tests/runtime/transfer/test_transfer.py shows."""
-    decode = read(RoleQueries(ServiceKey("models", "llama"), "decode"))
+    decode = read(DECODE)
     assert (decode.uncached_tokens_per_second, decode.computed_tokens_per_second) == (100 + 10 + 20, 100)
     assert decode.mean_uncached_tokens == 25.0
 
@@ -111,39 +111,83 @@ def test_what_arrives_is_what_began_and_what_has_come_to_wait_since() -> None:
     assert read(by_pod={**BY_POD, "uncached_tokens_growth": {"a": -600.0}}).uncached_tokens_per_second == 0
 
 
-class _Answers:
-    """A Prometheus that has one router, and rates over `window`; None: over the short one."""
+def labels(service: str, role: str = "serve", **further: str) -> dict[str, str]:
+    return {"namespace": "models", "inference_service": service, "role": role, **further}
 
-    def __init__(self, window: str | None) -> None:
-        self._labels = {} if window is None else {"window": window}
+
+class _Answers:
+    """A Prometheus of two services with an engine and a router each; llama's rates are over `window`, None: the short
+    one. `asked` are the questions."""
+
+    def __init__(self, window: str | None = None, error: PrometheusError | None = None) -> None:
+        self._window = {} if window is None else {"window": window}
+        self._error = error
         self.asked: list[str] = []
 
-    async def query_all(self, queries: Mapping[str, str]) -> dict[str, list[Value]]:
+    async def query_all(self, queries: Mapping[Any, str]) -> dict[Any, list[Value]]:
         self.asked += queries.values()
-        if "scraped_at" in queries:
-            return {name: [Value({"pod": "r"}, 1.0)] for name in queries}
-        return {name: [Value(self._labels, 1.0)] for name in queries}
+        if self._error is not None:
+            raise self._error
+        return {name: self._values(query) for name, query in queries.items()}
+
+    def _values(self, query: str) -> list[Value]:
+        if "kvasir_router_" in query:
+            return [Value({"service": f"models/{name}", "pod": "r"}, number) for name, number in FLEET.items()]
+        if "needed_replicas" in query:
+            days = labels("llama", service_namespace="models", namespace="kvasir")
+            return [Value({**days, "day": day}, 7.0) for day in ("1", "2")]
+        if "finish_reason" in query or "quantile" in query:
+            return [Value(labels("llama") | self._window, 1.0), Value(labels("qwen"), 5.0)]
+        return [Value(labels(name, pod=f"{name}-0"), number) for name, number in FLEET.items()]
+
+
+FLEET = {"llama": 1.0, "qwen": 5.0}
+QWEN = RoleKey(ServiceKey("models", "qwen"), "serve")
+
+
+def reading(answers: Any) -> Reading:
+    return Reading(answers, (), {SERVE: 20.0, QWEN: 30.0, DECODE: 55.0})
 
 
 @pytest.mark.parametrize(("routers", "num_held"), [(["r"], 1.0), (["other"], None), (None, 1.0)])
-def test_behind_a_gateway_only_pods_count_that_exist_or_all_where_nobody_may_say(
+def test_only_routers_count_that_exist_or_all_where_nobody_may_say(
     routers: list[str] | None, num_held: float | None
 ) -> None:
-    answers: Any = _Answers(None)
+    reads = reading(_Answers()).read(SERVE, routers, ["llama-0"])
     if num_held is None:
         with pytest.raises(PrometheusError, match="does it scrape the routers"):
-            asyncio.run(read_sample(answers, SERVE, routers, ["a"], is_behind_gateway=True))
+            asyncio.run(reads)
     else:
-        sample = asyncio.run(read_sample(answers, SERVE, routers, ["a"], is_behind_gateway=True))
-        assert sample.num_held == num_held
-    assert [text for text in SERVE.held(is_behind_gateway=True).values() if text not in answers.asked] == []
+        assert asyncio.run(reads)[0].num_held == num_held
 
 
 @pytest.mark.parametrize(("window", "seconds"), [(None, 60.0), ("2m", 120.0)])
-def test_a_sample_says_over_what_window_it_is_and_asks_for_latencies_of_its_pods(
-    window: str | None, seconds: float
-) -> None:
-    answers: Any = _Answers(window)
-    sample = asyncio.run(read_sample(answers, SERVE, ["r"], ["a", "b"]))
+def test_a_sample_says_over_what_window_it_is(window: str | None, seconds: float) -> None:
+    sample, _ = asyncio.run(reading(_Answers(window)).read(SERVE, ["r"], ["llama-0"]))
     assert sample.window_seconds == seconds
-    assert [text for text in SERVE.of_role(["a", "b"]).values() if text not in answers.asked] == []
+
+
+def test_all_roles_are_read_by_one_question_a_metric() -> None:
+    answers = _Answers()
+
+    async def read_each() -> list[Any]:
+        read = reading(answers).read
+        return await asyncio.gather(*(read(role, ["r"], ["llama-0", "qwen-0"]) for role in (SERVE, QWEN, DECODE)))
+
+    (llama, llama_days), (qwen, qwen_days), (decode, _) = asyncio.run(read_each())
+    assert [(each.name, each.num_running) for each in llama.replicas] == [("llama-0", 1.0)]
+    assert [(each.name, each.num_running) for each in qwen.replicas] == [("qwen-0", 5.0)]
+    assert (llama.requests_per_second, qwen.requests_per_second) == (1.0, 5.0)
+    assert (llama_days, qwen_days, decode.replicas) == ((7.0, 7.0), (), ())
+    assert len(answers.asked) == len(set(answers.asked)) == 21
+
+
+def test_an_answer_that_fails_is_every_roles_and_asked_for_once() -> None:
+    answers = _Answers(error=PrometheusError("down"))
+
+    async def read_each() -> list[Any]:
+        read = reading(answers).read
+        return await asyncio.gather(*(read(role, ["r"], []) for role in (SERVE, QWEN)), return_exceptions=True)
+
+    assert [str(each) for each in asyncio.run(read_each())] == ["down", "down"]
+    assert len(answers.asked) == len(Queries().by_pod())

@@ -184,10 +184,10 @@ def test_degrees_that_do_not_fit_the_devices_of_a_profile_are_refused_with_their
 @pytest.mark.parametrize(
     ("router", "defaults", "expected"),
     [
-        ({}, NO_DEFAULTS, ("1", "512Mi")),
+        ({}, NO_DEFAULTS, ("250m", "512Mi")),
         ({}, DEFAULTS, ("3", "2Gi")),
         ({"resources": {"cpu": 7}}, DEFAULTS, ("7", "2Gi")),
-        ({"resources": {"memory": "1Gi"}}, NO_DEFAULTS, ("1", "1Gi")),
+        ({"resources": {"memory": "1Gi"}}, NO_DEFAULTS, ("250m", "1Gi")),
     ],
 )
 def test_a_router_asks_for_what_the_manifest_else_the_installation_says(

@@ -10,6 +10,7 @@ from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import blocking, unsupported_features
+from kvasir_operator.resources.engine_resources import engine_resources
 
 MakeService = Callable[..., InferenceService]
 VOLUME = {"source": "pvc://models"}
@@ -238,6 +239,14 @@ def test_every_kind_of_parallelism_is_acted_on(make_service: MakeService, degree
 
 def test_the_gateway_is_acted_on_where_the_installation_has_one(make_service: MakeService) -> None:
     assert unsupported_features(make_service(router={"mode": "gateway"}), has_gateway=True) == []
+
+
+def test_the_accelerators_number_is_not_said_twice(make_service: MakeService) -> None:
+    service = make_service(parallelism={"tensor": 2}, resources={"extra": {"nvidia.com/gpu": 1}})
+    roles = engine_roles(service, InstallationDefaults())
+    [feature] = unsupported_features(service, roles=roles)
+    assert (feature.field_path, feature.is_blocking) == ("spec.resources.extra", False)
+    assert engine_resources(roles[0])["limits"]["nvidia.com/gpu"] == "2"
 
 
 def test_the_gateways_probes_are_its_own(make_service: MakeService) -> None:

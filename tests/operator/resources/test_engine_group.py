@@ -109,14 +109,14 @@ def test_groups_are_not_spread_because_that_would_pull_their_stages_apart(staged
 def test_nodes_are_avoided_where_others_have_room_beside_what_the_manifest_prefers(make_service: MakeService) -> None:
     own = {"weight": 1, "preference": {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}}
     affinity = {
-        "podAffinity": {"own": True},
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []},
         "nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [own]},
     }
     service = make_service(parallelism={"pipeline": 2}, pod={"affinity": affinity})
     found = render(service, avoided=("n1", "n2"))["spec"]["template"]["spec"]["affinity"]
     [mine, avoiding] = found["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
 
-    assert (found["podAffinity"], mine) == ({"own": True}, own)
+    assert (found["podAffinity"], mine) == (affinity["podAffinity"], own)
     assert avoiding == {
         "weight": 100,
         "preference": {
@@ -222,3 +222,24 @@ def test_its_pods_share_the_services_secret_by_which_ranks_let_one_another_in(st
     [variable] = [each for each in container_of(render(staged))["env"] if each["name"] == "KVASIR_ROUTER_SECRET"]
 
     assert variable["valueFrom"]["secretKeyRef"]["name"] == "llama-router"
+
+
+def test_a_queue_of_kueue_admits_all_pods_of_a_group_at_once(make_service: MakeService) -> None:
+    pod = {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"a": "b"}}
+    group = render(make_service(parallelism={"pipeline": 4}, pod=pod))
+    metadata = group["spec"]["template"]["metadata"]
+
+    assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == group["metadata"]["name"]
+    assert metadata["annotations"] == {
+        "a": "b",
+        "kueue.x-k8s.io/pod-group-total-count": "4",
+        "kueue.x-k8s.io/pod-group-serving": "true",
+    }
+    # Kueue cannot scale a StatefulSet that is its own.
+    assert "kueue.x-k8s.io/queue-name" not in group["metadata"]["labels"]
+
+
+def test_volcano_learns_how_many_pods_a_group_has(make_service: MakeService) -> None:
+    group = render(make_service(parallelism={"pipeline": 4}, pod={"schedulerName": "volcano"}))
+
+    assert group["metadata"]["annotations"]["scheduling.volcano.sh/group-min-member"] == "4"

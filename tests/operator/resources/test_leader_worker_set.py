@@ -72,3 +72,12 @@ def test_a_name_is_cut_only_where_what_is_made_of_it_would_be_too_long(name_of: 
     fits = "a" * (most - len(f"-serve-{REVISION}-0"))
     assert name_of(fits, *parts) == f"{fits}-serve-{REVISION}-0"
     assert len(name_of(f"{fits}a", *parts)) == most
+
+
+def test_kueue_finds_its_queue_on_the_set(make_service: MakeService) -> None:
+    queued = make_service(parallelism={"pipeline": 4}, pod={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}})
+    rendered = render(leader_worker_set, queued)
+    template = rendered["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+
+    assert rendered["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert "kueue.x-k8s.io/pod-group-name" not in template["metadata"]["labels"]

@@ -37,3 +37,11 @@ def test_roles_of_a_split_service_have_budgets_of_their_own(make_service: MakeSe
         "matchLabels": {"serving.kvasir.dev/service": "llama", "serving.kvasir.dev/role": "decode"}
     }
     assert {spec["maxUnavailable"] for spec in found.values()} == {1}
+
+
+def test_of_many_pods_a_tenth_may_go_at_once_but_not_of_groups(make_service: MakeService) -> None:
+    for spec, expected in ({}, "10%"), ({"parallelism": {"pipeline": 2}}, 1):
+        [role, _] = roles_of(make_service(replicas=11, **spec))
+        budget = pod_disruption_budget(make_service(replicas=11, **spec), role)
+        assert budget is not None
+        assert budget["spec"]["maxUnavailable"] == expected

@@ -64,7 +64,7 @@ def test_labels_of_the_manifest_cannot_hide_our_own(template: RenderPod) -> None
 
     assert metadata["labels"]["team"] == "search"
     assert metadata["labels"]["app.kubernetes.io/managed-by"] == "kvasir-operator"
-    assert metadata["annotations"] == {"a": "b"}
+    assert metadata["annotations"]["a"] == "b"
 
 
 def test_pods_are_spread_unless_told_otherwise(template: RenderPod) -> None:

@@ -56,6 +56,12 @@ def test_at_zero_a_service_that_nothing_scales_is_not_ready() -> None:
     assert "would wake nothing" in find(status, "Ready")["message"]
 
 
+def test_where_no_router_is_wanted_the_manifest_is_named() -> None:
+    status = status_of([deployment(replicas=1)], ENGINES[:1], router=deployment("router", replicas=0))
+    assert condition(status, "Ready") == ("False", "Idle")
+    assert find(status, "Ready")["message"] == "the manifest wants no replicas of router"
+
+
 def test_at_zero_without_a_router_nothing_would_take_the_request() -> None:
     starting = pod("r", "router", ready=False)
     assert condition(status_of([deployment(replicas=0)], [starting]), "Ready") == ("False", "StartingRouter")
@@ -151,7 +157,9 @@ def test_pods_of_the_former_revision_serve_while_those_of_the_new_one_start() ->
     status = status_of([deployment(replicas=1, revision="bbbb"), deployment(replicas=1, revision="aaaa")], pods)
     assert condition(status, "Ready") == ("True", "Serving")
     assert condition(status, "Progressing") == ("True", "RolloutInProgress")
-    assert find(status, "Progressing")["message"].endswith("pods of former revisions left: 1 serve")
+    assert find(status, "Progressing")["message"] == (
+        "serve: 1 of 2 ready; pod n: the engine is loading the model; pods of former revisions left: 1 serve"
+    )
 
 
 def test_a_paused_canary_says_what_share_it_has_and_what_it_waits_for() -> None:

@@ -1,6 +1,7 @@
 """What one role's Deployments and pods come to."""
 
 from tests.operator.cluster_objects import (
+    KubeObject,
     deployment,
     leader_worker_set,
     member,
@@ -122,3 +123,25 @@ def test_one_that_nobody_looks_after_says_who_should() -> None:
         "LeaderWorkerSet llama-serve-aaaa-0: 0 of 1 groups of pods made; the controller of LeaderWorkerSets makes "
         "them, if it runs"
     )
+
+
+def evicted(name: str, at: str) -> KubeObject:
+    found = pod(name, ready=False, phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
+    found["metadata"]["creationTimestamp"] = at
+    return found
+
+
+def test_how_pods_before_one_that_loads_have_ended_is_named_with_their_number() -> None:
+    ended = [evicted(f"e{minute}", f"2026-11-20T09:0{minute}:00Z") for minute in (1, 3, 2)]
+    state = role_state([deployment(replicas=1)], 1, [*ended, pod("e4", ready=False)])
+    assert state.waiting is not None
+    assert state.waiting.reason is Reason.POD_FAILED
+    said = "pod e3 ended, as did 2 before it: Evicted: The node was low on resource: memory."
+    assert state.waiting.message == said
+
+
+def test_an_end_is_over_once_a_later_pod_is_ready() -> None:
+    ended = evicted("e1", "2026-11-20T09:00:00Z")
+    state = role_state([deployment()], 2, [ended, pod("e2"), pod("e3", ready=False)])
+    assert state.waiting is not None
+    assert state.waiting.reason is Reason.LOADING_MODEL

@@ -186,10 +186,8 @@ class Following(RuleBasedStateMachine):
             assert believed <= self.engine.truth(prompt)
 
 
-def test_the_end_of_a_replay_that_was_given_up_does_not_end_the_next() -> None:
-    """A message of a process that is gone had waited, and the replay of the next process's contradicts it: another
-    replay is asked for, which begins at the same message.
-    """
+def test_a_process_whose_only_message_was_lost_is_known_completely_by_the_next_look() -> None:
+    """Of the process before it, one message had waited for the replay, and looked like the first of this one."""
     world = Following()
     world.clear(is_lost=False)
     world.restart()
@@ -200,6 +198,15 @@ def test_the_end_of_a_replay_that_was_given_up_does_not_end_the_next() -> None:
     assert world.index.is_complete(URL)
 
 
+def test_the_router_looks_again_by_itself_where_a_message_of_a_process_that_is_gone_had_waited() -> None:
+    world = Following()
+    world.store((0, 0, 0), is_lost=False)
+    world.restart()
+    world.answer_all()
+    assert world.believed() == [0] * len(PROMPTS)
+    assert world.index.is_complete(URL)
+
+
 class FollowingForLong(Following):
     """As the full suite has it."""
 
@@ -207,4 +214,4 @@ class FollowingForLong(Following):
 TestFollowing = Following.TestCase
 TestFollowing.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestFollowingForLong = pytest.mark.slow(FollowingForLong.TestCase)
-TestFollowingForLong.settings = settings(max_examples=2000, stateful_step_count=40, deadline=None)
+TestFollowingForLong.settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)

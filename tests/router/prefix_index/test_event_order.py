@@ -104,6 +104,14 @@ def test_a_restart_that_looks_like_a_gap_is_seen_by_the_last_message() -> None:
     assert order.replayed(2, message(2, "second")) == [Reset(is_complete=False), Replay(0)]
 
 
+def test_a_replay_that_begins_with_another_first_message_is_the_history_of_another_process() -> None:
+    order = synced(1)
+    assert order.verify() == [Replay(0)]
+    assert replay(order, range(2), "second") == [
+        Reset(is_complete=True), Apply(message(0, "second")), Apply(message(1, "second")),
+    ]  # fmt: skip
+
+
 def test_a_restarted_engine_that_has_sent_less_is_seen_too() -> None:
     order = synced(3)
     assert order.verify() == [Replay(2)]
@@ -171,6 +179,18 @@ def test_what_has_waited_since_before_the_connection_broke_is_doubted() -> None:
     order.verify()
     assert order.replay_failed() == [Reset(is_complete=True), Apply(b"of a process that is gone"), Lost()]
     assert order.receive(1, b"next") == [Apply(b"next")]
+
+
+def test_what_has_waited_since_before_the_connection_broke_is_looked_at_again_once_somebody_answers() -> None:
+    """The next process has sent nothing yet, so that the message looks like its first."""
+    order = EventOrder()
+    order.resync()
+    order.receive(0, message(0, "gone"))
+    order.disconnected()
+    order.verify()
+    assert order.replay_ended() == [Reset(is_complete=True), Apply(message(0, "gone")), Replay(0)]
+    assert order.replay_ended() == [Reset(is_complete=False), Replay(0)]
+    assert order.replay_ended() == [Reset(is_complete=True)]
 
 
 def test_a_look_that_is_due_during_a_replay_follows_it() -> None:

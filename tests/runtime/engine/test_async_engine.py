@@ -11,13 +11,15 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from kvasir_runtime import request_metrics as counted
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest, child_seed
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineReady, StepOutputs, ToCore
-from kvasir_runtime.engine.tokenizer import TextOptions, Tokenizer
+from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import EngineDeadError, RequestFailedError, RequestTooLargeError, ServerUnavailableError
-from kvasir_runtime.metrics import RequestMetrics, request_rows
+from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -375,3 +377,31 @@ def test_an_http_request_is_named_by_the_first_of_its_requests_that_is_left(tmp_
             assert [message.http_request_id for message in added] == ["router-7", None]
 
     asyncio.run(play())
+
+
+def test_times_and_tokens_of_a_request_are_measured_by_one_clock(tmp_path: Path) -> None:
+    now = [100.0]
+
+    async def play() -> None:
+        async with engine_and_core(tmp_path, lambda: now[0]) as (engine, core):
+            with engine.generate([request()]) as generation:
+                [added] = await core.receive(1)
+                assert isinstance(added, AddRequest)
+                now[0] = 104.0
+                core.step(
+                    SequenceOutput(
+                        request_id=added.request_id, new_token_ids=ids("a"), admitted_at=103.0, num_cached_tokens=2
+                    )
+                )
+                await first_turn(generation)
+                now[0] = 112.0
+                core.step(SequenceOutput(request_id=added.request_id, new_token_ids=ids("bc"), finish_reason="length"))
+                await first_turn(generation)
+
+    asyncio.run(play())
+    rows = request_rows(tmp_path, 1)
+    expected = {
+        counted.QUEUE: 3, counted.PREFILL: 1, counted.TTFT: 4, counted.DECODE: 8, counted.TPOT: 4, counted.E2E: 12,
+        counted.PROMPT: 6, counted.COMPUTED: 4, counted.GENERATED: 3, counted.MOST_GENERATED: 3,
+    }  # fmt: skip
+    assert {histogram: rows.total(histogram.sum_slot) for histogram in expected} == expected

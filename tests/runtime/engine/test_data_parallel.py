@@ -13,7 +13,7 @@ from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
 from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineFailed
 from kvasir_runtime.errors import EngineDeadError
-from kvasir_runtime.metrics import RequestMetrics, request_rows
+from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.requests.outputs import SequenceOutput
 
 Cores = tuple[AsyncEngine, list[Core], list[CoreChannel]]

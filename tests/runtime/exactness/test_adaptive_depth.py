@@ -28,7 +28,7 @@ from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.kv_cache.spec import KvSpec
 from kvasir_runtime.scheduling.step import TimedStep
-from kvasir_runtime.speculative.depth import FEWEST_STEPS_BETWEEN_PROBES, DepthPolicy, Depths, IntArray
+from kvasir_runtime.speculative.depth import FEWEST_STEPS_BETWEEN_TRIALS, DepthPolicy, Depths, IntArray
 from kvasir_runtime.speculative.proposer import ProposerSetup, VerifiedStep
 
 NUM_DRAFTS = 4
@@ -125,5 +125,5 @@ def test_drafts_that_do_not_pay_are_left_and_come_back_once_they_do(why: dict[st
     assert np.count_nonzero(depths[STEPS_TO_LEAVE:]) < 0.1 * len(depths), "but for a look at each new request"
     served.oracle.is_right, served.depth.draft_cost = True, CHEAP
     missed = list(takewhile(lambda depths: not any(depths), (served.answer(1) for _ in range(20))))
-    assert sum(map(len, missed)) < 3 * FEWEST_STEPS_BETWEEN_PROBES
+    assert sum(map(len, missed)) < 3 * FEWEST_STEPS_BETWEEN_TRIALS
     assert (np.array(served.answer(4)) == NUM_DRAFTS).mean() > 0.8, "all steps but those that time plain ones"

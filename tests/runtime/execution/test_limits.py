@@ -6,7 +6,7 @@ import torch
 from kvasir_runtime.config import CacheConfig, SchedulerConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
-from kvasir_runtime.execution.limits import fitted_max_model_len, resolve_max_num_batched_tokens
+from kvasir_runtime.execution.limits import check_weights_fit, fitted_max_model_len, resolve_max_num_batched_tokens
 from kvasir_runtime.kv_cache.spec import KvGroup, KvLayout
 
 CPU = torch.device("cpu")
@@ -72,6 +72,27 @@ def test_a_context_that_was_asked_for_is_never_cut() -> None:
         ConfigurationError, match=r"400 blocks of 16 tokens.* 40960 needs 2560: .*-model-len to at most 6400,"
     ):
         fitted(40_960, is_wanted=True)
+
+
+def check_weights(num_gib: int, **cache: int) -> None:
+    """One more is in use already, of ten."""
+    memory = DeviceMemory("cpu", 10 * 2**30, (1 + num_gib) * 2**30)
+    check_weights_fit(CacheConfig(**cache), memory, num_gib * 2**30, torch.bfloat16)
+
+
+def test_weights_must_leave_something_of_their_share_for_the_kv_cache() -> None:
+    check_weights(3)
+    with pytest.raises(
+        ConfigurationError, match=r"as bfloat16 they take 4\.0 GiB .* may use 5\.0 GiB of 10\.0 GiB in all"
+    ):
+        check_weights(4)
+
+
+@pytest.mark.parametrize("size", ["num_gpu_blocks_override", "kv_cache_memory_bytes"])
+def test_beside_a_kv_cache_of_a_given_size_weights_may_take_all_that_there_is(size: str) -> None:
+    check_weights(8, **{size: 9})
+    with pytest.raises(ConfigurationError, match="the weights do not fit"):
+        check_weights(9, **{size: 9})
 
 
 def test_a_context_is_not_cut_to_hardly_anything() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.runtime.watched_platform import WatchedPlatform
 from torch import Tensor
 
@@ -79,9 +80,20 @@ def test_serves_the_context_that_fits(folder: Path) -> None:
 
 
 def test_a_context_that_cannot_fit_is_refused_before_weights_are_read(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"no weights at all")
+    save_file({"model.norm.weight": torch.zeros(1)}, folder / "model.safetensors")
     with pytest.raises(ConfigurationError, match="max_model_len 641 needs 41: lower --max-model-len to at most 640,"):
         load_with_blocks(folder, 40, max_model_len=641)
+
+
+def test_weights_that_do_not_fit_are_said_to_be_weights_before_they_are_read(folder: Path) -> None:
+    save_file({"model.norm.weight": torch.zeros(2**18)}, folder / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"the weights do not fit: as bfloat16 .* may use 0\.0 GiB of"):
+        load_worker(
+            ModelConfig(model=str(folder), device="cpu", dtype="bfloat16"),
+            CacheConfig(gpu_memory_utilization=1e-6),
+            ExecutionConfig(num_threads=1),
+            SchedulerConfig(max_num_seqs=4),
+        )
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8_per_token_head", "fp8_per_token_head"])

@@ -17,6 +17,8 @@ from tests.runtime.model_sources.conftest import MODEL, WEIGHTS, environment, fi
 from tests.runtime.model_sources.hub_server import TOKEN, Hub
 
 from kvasir_operator.local.network import free_port
+from kvasir_runtime.config import ModelConfig
+from kvasir_runtime.model_sources.command import fetched
 
 BOUND_SECONDS = 120
 MODEL_BYTES = sum(map(len, MODEL.values()))
@@ -98,7 +100,10 @@ def progress(port: int) -> dict[str, Any]:
         return {}
 
 
-def test_says_over_http_how_far_it_is_and_ends_at_sigterm(hub: Hub, start: Start) -> None:
+@pytest.mark.parametrize("end_by", [signal.SIGTERM, signal.SIGINT])
+def test_says_over_http_how_far_it_is_and_ends_when_it_is_told_to(
+    hub: Hub, start: Start, end_by: signal.Signals
+) -> None:
     hub.faults.silent_after[WEIGHTS] = 1_500_000
     port = free_port("127.0.0.1")
     process = start("--host", "::", "--port", str(port))
@@ -106,14 +111,15 @@ def test_says_over_http_how_far_it_is_and_ends_at_sigterm(hub: Hub, start: Start
     seen = progress(port)
     with pytest.raises(HTTPError, match="404"):
         urlopen(f"http://127.0.0.1:{port}/metrics", timeout=BOUND_SECONDS)
-    process.terminate()
+    process.send_signal(end_by)
     output = end(process)
 
     assert seen["address"] == "hf://org/name"
     assert seen["state"] == "downloading"
     assert seen["bytes_total"] == MODEL_BYTES
-    assert process.returncode == 143
-    assert "hf://org/name: downloading: 0.00 of 0.00 GB (" in output
+    assert process.returncode == 128 + end_by
+    assert "Traceback" not in output
+    assert "hf://org/name: downloading: 1.50 MB of 3.00 MB (50 %)" in output
 
 
 def no_large_files() -> None:
@@ -134,7 +140,7 @@ def test_a_volume_that_is_too_small_is_not_begun_with(hub: Hub, start: Start) ->
     process = start("--size-limit", str(MODEL_BYTES - 1))
     output = end(process)
 
-    assert "error: DiskFull: hf://org/name takes 0.00 GB, and the cache may hold 0.00 GB: raise spec.mod" in output
+    assert "error: DiskFull: hf://org/name takes 3.00 MB, and the cache may hold 3.00 MB: raise spec.mod" in output
     assert hub.asked == []
 
 
@@ -151,3 +157,29 @@ def test_what_cannot_be_had_is_the_last_line(start: Start, address: str, status:
 
     assert (process.returncode, output.splitlines()[-1][: len(last_line)]) == (status, last_line)
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("hf://org/name", "org/name"), ("org/name", "org/name"), ("hf://org/name@main", "org/name@main")],
+)
+def test_what_is_to_be_served_is_fetched_once(hub: Hub, tmp_path: Path, model: str, name: str) -> None:
+    asked = ModelConfig(model=model, download_dir=str(tmp_path))
+    models = [fetched(asked), fetched(asked)]
+    assert {(each.model, each.served_model_name) for each in models} == {(str(tmp_path / name), ("org/name",))}
+    assert files_in(tmp_path / name) == MODEL
+    assert hub.offsets(WEIGHTS) == [0]
+    assert fetched(
+        ModelConfig(model=model, download_dir=str(tmp_path), served_model_name=("m",))
+    ).served_model_name == ("m",)
+
+
+@pytest.mark.parametrize("model", ["folder", "./org/name", "/org/name", "../name", "a/b/c", "https://x/y"])
+def test_what_is_no_name_in_a_hub_is_left_as_it_is(model: str) -> None:
+    assert fetched(ModelConfig(model=model)) == ModelConfig(model=model)
+
+
+def test_a_folder_here_comes_before_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert fetched(ModelConfig(model="org/name")).model == "org/name"

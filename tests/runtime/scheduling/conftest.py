@@ -67,6 +67,8 @@ class Engine:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     num_added: int = 0
     arrive_together: bool = False
+    now: float | None = None
+    """By the clock that the scheduler is told."""
 
     def add(self, prompt: list[int], *, request_id: str | None = None, max_tokens: int = 8, tenant: str = "",
             priority: int = 0, n: int = 1, beam: BeamSearch | None = None, so_far: dict[int, list[int]] | None = None,
@@ -100,7 +102,7 @@ class Engine:
         return request_id
 
     def step(self) -> StepPlan | None:
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.now)
         if plan is not None:
             self.under_way.append((plan, self.rank.run(plan)))
         outcome = Outcome(outputs=self.scheduler.take_rejected())

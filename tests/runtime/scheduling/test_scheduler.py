@@ -349,6 +349,17 @@ def test_steps_behind_a_failed_one_are_planned_again(make_engine):
     assert engine.kv.pool.num_used == 0
 
 
+def test_a_request_tells_once_when_a_part_of_it_was_first_scheduled(make_engine):
+    engine = make_engine(budget=8, max_num_seqs=2)
+    first, second = engine.add([1] * 20, n=2, max_tokens=2), engine.add([2] * 4, max_tokens=2)
+    for engine.now in range(1, 40):
+        engine.step()
+    told = {name: [output.admitted_at for output in outputs] for name, outputs in engine.outputs.items()}
+    assert told[first] == [1, None]
+    assert told[f"{first}.1"] == [None, None]
+    assert told[second][0] > 1
+
+
 def test_a_held_request_waits_outside_the_queue(make_engine):
     engine = make_engine()
     held = engine.add([1] * 4, max_tokens=2, is_held=True)

@@ -7,6 +7,16 @@ import openai
 import pytest
 
 from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.server.foreign_fields import RequestModel
+from kvasir_runtime.server.protocol import (
+    ChatCompletionRequest,
+    ChatMessage,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeChatRequest,
+    TokenizeTextRequest,
+)
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"prompt": "the quick brown fox"}
@@ -178,6 +188,24 @@ def test_body_that_is_no_json_object_is_refused(running, body: bytes, message: s
     status, error = post(running, "/v1/completions", body)
     assert status == 400
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "required"),
+    [
+        (CompletionRequest, TEXT),
+        (ChatCompletionRequest, CHAT),
+        (TokenizeTextRequest, TEXT),
+        (TokenizeChatRequest, CHAT),
+        (DetokenizeRequest, {"tokens": [1]}),
+        (StreamOptions, {}),
+        (ChatMessage, {"role": "assistant", "content": "hi"}),
+    ],
+)
+def test_null_means_not_given_in_every_field(model: type[RequestModel], required: dict) -> None:
+    not_given = model.model_validate_json(json.dumps(required)).model_dump()
+    for field in model.model_fields.keys() - required.keys():
+        assert model.model_validate_json(json.dumps(required | {field: None})).model_dump() == not_given, field
 
 
 def test_a_body_of_nothing_but_mistakes_is_refused_without_listing_them(running) -> None:

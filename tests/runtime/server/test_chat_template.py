@@ -1,57 +1,99 @@
 """Chat templates see what transformers shows them."""
 
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jinja2
 import pytest
+import tokenizers
+from tests.runtime.server.chat_templates import CONVERSATIONS, OPTIONS, TEMPLATES
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
-from kvasir_runtime.server.prompts import ChatTemplate
+from kvasir_chat.messages import ConversationRefusedError
+from kvasir_chat.template import ChatTemplate
 
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+HF = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), **SPECIAL)
 MESSAGES = [
     {"role": "system", "content": "Be <brief> & kind."},
     {"role": "user", "content": "größer?  "},
     {"role": "assistant", "content": " It is "},
 ]
-TEMPLATES = {
-    "plain": "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{{ bos_token }}",
-    "trimming": "{% for m in messages %}\n    {%- if m.role != 'system' %}\n"
-    "    {{ m['content'] | trim }}|\n    {%- endif %}\n"
-    "{% endfor %}\n{% if add_generation_prompt %}go{% endif %}",
-    "features": "{% set ns = namespace(n=0) %}{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}"
-    "{% set ns.n = ns.n + 1 %}{{ {'role': m.role, 'x': '<é>'} | tojson }}{{ m.content }}"
-    "{% endfor %}{{ ns.n }}{{ tools is none }}{{ flag }}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-}
 
 
-def render(source: str, *, continue_final_message: bool = False, **variables: object) -> str:
-    return rendered_by(ChatTemplate(source, {"bos_token": "<s>"}), continue_final_message, **variables)
+def render(source: str, messages: list[dict[str, Any]] = MESSAGES, **options: Any) -> str:
+    return ChatTemplate(source, SPECIAL).render(messages, **options)
 
 
-def rendered_by(template: ChatTemplate, continue_final_message: bool = False, **variables: object) -> str:
-    return template.render(
-        MESSAGES,
-        add_generation_prompt=not continue_final_message,
-        continue_final_message=continue_final_message,
-        variables=variables,
-    )
-
-
-@pytest.mark.parametrize("continues", [False, True])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_prompt_is_that_of_transformers(name: str, continues: bool) -> None:
-    rendered, _ = render_jinja_template(
-        [MESSAGES],
-        chat_template=TEMPLATES[name],
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        bos_token="<s>",
-        flag=True,
-    )
-    assert render(TEMPLATES[name], continue_final_message=continues, flag=True) == rendered[0]
+def test_prompts_are_those_of_transformers(name: str) -> None:
+    """Where its templates leave a choice (content null or none, arguments as an object or text, parts), one of them."""
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
+    for (talk, messages), options in itertools.product(CONVERSATIONS.items(), OPTIONS):
+        expected = set(renderings(TEMPLATES[name], messages, options))
+        prompt = prompt_or_none(template, messages, options)
+        assert prompt in (expected or {prompt}), (talk, options)
+
+
+def prompt_or_none(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str | None:
+    try:
+        return template.render(messages, **options)
+    except ConversationRefusedError:
+        return None
+
+
+def renderings(source: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> Iterator[str]:
+    """By transformers, of the conversation in every spelling that means the same and that the template prints."""
+    continues = options.get("continue_final_message", False)
+    begins = not continues and options.get("add_generation_prompt", True)
+    wanted = {"tools": None, "documents": None} | options | {"add_generation_prompt": begins}
+    variables = wanted.pop("variables", {})
+    for spelt in spellings(messages, source):
+        for drops_null in (True, False):
+            try:
+                if drops_null:
+                    text = HF.apply_chat_template(spelt, chat_template=source, tokenize=False, **wanted, **variables)
+                else:
+                    (text,), _ = render_jinja_template([spelt], chat_template=source, **wanted, **SPECIAL, **variables)
+            except (jinja2.TemplateError, TypeError, ValueError, AttributeError, KeyError):
+                continue
+            if "None" not in text and "{'" not in text:
+                yield text
+
+
+def spellings(messages: list[dict[str, Any]], source: str) -> Iterator[list[dict[str, Any]]]:
+    choices = []
+    for message in messages:
+        message = dict(message)
+        if message["role"] == "developer" and "developer" not in source:
+            message["role"] = "system"
+        contents = [message.get("content")]
+        if isinstance(contents[0], list):
+            joined = "\n".join(part["text"] for part in contents[0])
+            contents = [contents[0], joined, [{"type": "text", "text": joined}]]
+        elif isinstance(contents[0], str):
+            contents.append([{"type": "text", "text": contents[0]}])
+        else:
+            contents.append("")
+        calls = [message.get("tool_calls")]
+        if calls[0] is not None:
+            calls.append([parsed(call) for call in calls[0]])
+        choices.append(
+            [message | {"content": c} | ({} if t is None else {"tool_calls": t}) for c in contents for t in calls]
+        )
+    for choice in itertools.product(*choices):
+        yield json.loads(json.dumps(choice))
+
+
+def parsed(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
 
 
 def test_words_of_a_template_that_refuses_reach_the_client() -> None:
-    with pytest.raises(InvalidRequestError, match="only two roles"):
+    with pytest.raises(ConversationRefusedError, match="only two roles"):
         render("{{ raise_exception('only two roles') }}")
 
 
@@ -65,43 +107,104 @@ def test_words_of_a_template_that_refuses_reach_the_client() -> None:
     ],
 )
 def test_whatever_goes_wrong_with_a_clients_values_is_told_as_its_request_at_fault(source: str, variables) -> None:
-    with pytest.raises(InvalidRequestError, match=r"refuses these messages: ."):
-        render(source, **variables)
+    with pytest.raises(ConversationRefusedError, match=r"refuses these messages: ."):
+        render(source, variables=variables)
 
 
 def test_what_a_template_says_is_told_up_to_a_length() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        render("{{ raise_exception(words) }}", words="x" * 10**6)
+    with pytest.raises(ConversationRefusedError) as caught:
+        render("{{ raise_exception(words) }}", variables={"words": "x" * 10**6})
     assert len(str(caught.value)) < 1000
 
 
 def test_a_prompt_that_a_clients_variable_makes_enormous_is_refused() -> None:
     """Templates print special tokens with each message, and a client may name its own."""
     source = "{% for m in messages %}{{ m.content }}{{ bos_token }}{% endfor %}"
-    num_chars = len(render(source, bos_token="x" * 1000))
+    num_chars = len(render(source, variables={"bos_token": "x" * 1000}))
     template = ChatTemplate(source, {}, max_chars=num_chars)
-    assert len(rendered_by(template, bos_token="x" * 1000)) == num_chars
-    with pytest.raises(InvalidRequestError, match=f"made {num_chars + 3} characters .* send fewer messages"):
-        rendered_by(template, bos_token="x" * 1001)
+    assert len(template.render(MESSAGES, variables={"bos_token": "x" * 1000})) == num_chars
+    with pytest.raises(ConversationRefusedError, match=f"made {num_chars + 3} characters .* send fewer messages"):
+        template.render(MESSAGES, variables={"bos_token": "x" * 1001})
 
 
 def test_a_prompt_that_takes_too_long_to_render_is_refused() -> None:
     source = "{% for entry in custom_tools %}{{ entry | tojson(indent=4) }}{% endfor %}"
-    assert render(source, custom_tools=[1] * 1000) == "1" * 1000
-    with pytest.raises(InvalidRequestError, match="less in chat_template_kwargs"):
-        rendered_by(ChatTemplate(source, {}, max_seconds=0.0), custom_tools=[1] * 1000)
+    assert render(source, variables={"custom_tools": [1] * 1000}) == "1" * 1000
+    with pytest.raises(ConversationRefusedError, match="less in chat_template_kwargs"):
+        ChatTemplate(source, {}, max_seconds=0.0).render(MESSAGES, variables={"custom_tools": [1] * 1000})
 
 
 def test_template_that_drops_the_last_message_cannot_continue_it() -> None:
-    with pytest.raises(InvalidRequestError, match="cannot be continued"):
+    with pytest.raises(ConversationRefusedError, match="cannot be continued"):
         render("{{ messages[0].content }}", continue_final_message=True)
 
 
 def test_templates_cannot_leave_the_sandbox() -> None:
-    with pytest.raises(InvalidRequestError, match="unsafe"):
+    with pytest.raises(ConversationRefusedError, match="unsafe"):
         render("{{ messages.__class__.__mro__[1].__subclasses__() }}")
 
 
-def test_template_that_is_no_jinja_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError, match="line 2"):
-        ChatTemplate("x\n{% for %}", {})
+USER, CALLS = {"role": "user", "content": "q"}, [{"function": {"name": "f", "arguments": '{"x": 1}'}}]
+CALLING = {"role": "assistant", "content": None, "tool_calls": CALLS}
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+LISTED = {"role": "user", "content": PARTS}
+LOOP = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "prompt"),
+    [
+        ("{% if m.content is none %}call{% else %}{{ m.content }}{% endif %}", CALLING, "call"),
+        ("{% if m['content'] == none %}call{% endif %}", CALLING, "call"),
+        ("{% if m.get('content') is not none %}text{% else %}call{% endif %}", CALLING, "call"),
+        ("{% if not m.content %}call{% endif %}", CALLING, "call"),
+        ("{{ 'a' + m.content + 'b' }}{{ m.content }}{{ m.content | trim }}{{ m.content ~ 'c' }}", CALLING, "abc"),
+        ("{{ m.content.split('</think>')[-1].lstrip() }}{{ '</think>' in m.content }}", CALLING, "False"),
+        ("{{ m.content | default('no') }} {{ m.content | tojson }} {{ m.content | length }}", CALLING, "no null 0"),
+        ("{{ call.arguments }}", CALLING, '{"x": 1}'),
+        ("{{ '<' + call.arguments + '>' }}", CALLING, '<{"x": 1}>'),
+        ("{{ call.arguments | tojson }}", CALLING, '{"x": 1}'),
+        ("{{ call.arguments is string }}{{ call.arguments.x }}", CALLING, "False1"),
+        ("{{ m.content }}", LISTED, "one\ntwo"),
+        ("{% if m.content is string %}{{ m.content }}{% else %}" + LOOP + "{% endif %}", LISTED, "onetwo"),
+        ("{% set c = m['content'] %}{% for p in c %}{{ p['text'] }}{% endfor %}", LISTED, "onetwo"),
+        (LOOP, USER, "q"),
+        ("{{ m.content | map(attribute='text') | join('+') }}", LISTED, "one+two"),
+        ("{{ m.content | tojson }}", LISTED, '"one\\ntwo"'),
+        ("{{ m.content[0].text }}", LISTED, "one\ntwo"),
+    ],
+)
+def test_a_template_gets_a_message_in_the_shape_that_it_asks_for(source: str, message: dict, prompt: str) -> None:
+    loop = "{% for m in messages %}{% set call = (m.tool_calls or [{}])[0].function %}"
+    assert render(f"{loop}{source}{{% endfor %}}", [message]) == prompt
+
+
+def test_a_template_that_takes_lists_of_one_role_gets_text_of_the_other() -> None:
+    branch = "{% if m.role == 'user' %}" + LOOP + "{% else %}{{ m.content | trim }}{% endif %}"
+    source = f"{{% for m in messages %}}{branch}{{% endfor %}}"
+    assert render(source, [{"role": "system", "content": PARTS}, LISTED]) == "one\ntwoonetwo"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
+)
+def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(source: str, role: str) -> None:
+    assert render(source, [{"role": "developer", "content": "x"}]) == role
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("hi", "messages[0]"),
+        ({"content": "hi"}, "messages[0]"),
+        ({"role": "critic", "content": "hi"}, "messages[0]"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}, "messages[0].tool_calls"),
+    ],
+)
+def test_a_message_at_fault_is_named(message: Any, field: str) -> None:
+    with pytest.raises(ConversationRefusedError) as caught:
+        render("{{ messages }}", [message])
+    assert caught.value.field == field

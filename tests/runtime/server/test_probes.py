@@ -76,7 +76,7 @@ def test_stopping_waits_no_longer_than_a_core_that_hangs_is_believed_in(start_se
         assert not running.thread.is_alive()
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready"])
 def test_probes_may_ask_for_the_head_alone(running, path: str) -> None:
     assert running.http.head(path).status_code == 200
 
@@ -169,6 +169,44 @@ def test_stopping_waits_for_answers_under_way(start_server) -> None:
         assert running.exit_codes == [0]
 
 
+def test_who_still_asks_a_server_that_stops_is_answered_and_its_connection_ends(start_server) -> None:
+    """A load balancer sends on for a while, and takes a refused connection for an error."""
+    with start_server(config=ServerConfig(shutdown_delay=0.5), shutdown_timeout=60.0) as running:
+        running.stop()
+        while status(running, "/ready") == 200:
+            pass
+        for _ in range(3):
+            with httpx.Client(base_url=running.url, timeout=30) as newcomer:
+                answer = newcomer.post("/v1/completions", json={"prompt": "the quick", "max_tokens": 2})
+            assert (answer.status_code, answer.headers.get("connection")) == (200, "close")
+        running.thread.join(10)
+        assert running.exit_codes == [0]
+
+
+def test_a_server_that_stops_refuses_new_requests_in_the_second_half_of_its_time(start_server) -> None:
+    with start_server(config=ServerConfig(shutdown_delay=30.0), shutdown_timeout=2.0) as running:
+        running.core.is_hanging = True
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(running.http.post, "/v1/completions", json=LONG, timeout=60)
+            running.core.wait_until(lambda core: core.received)
+            running.stop()
+            with httpx.Client(base_url=running.url, timeout=0.2) as newcomer:
+                refused = answered_at_once(newcomer)
+            assert refused.headers["connection"] == "close"
+            assert waiting.result(30).status_code == 503
+        running.thread.join(10)
+        assert running.exit_codes == [0]
+
+
+def answered_at_once(http: httpx.Client) -> httpx.Response:
+    """The first of these requests that does not wait for the engine, which hangs."""
+    while True:
+        try:
+            return http.post("/v1/completions", json=LONG)
+        except httpx.ReadTimeout:
+            continue
+
+
 def test_key_guards_every_route_but_the_probes(start_server) -> None:
     with start_server(config=ServerConfig(api_key="secret")) as running:
         for path in ("/metrics", "/load", "/drain", "/version", "/v1/models", "/openapi.json", "/nowhere"):
@@ -176,7 +214,7 @@ def test_key_guards_every_route_but_the_probes(start_server) -> None:
         for word in ("Bearer s", "Bearer", "Basic secret", "secret", "Bearer secrets", "Bearer secret secret"):
             wrong = running.http.post("/tokenize", json={"prompt": "a"}, headers={"Authorization": word})
             assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key"), word
-        assert (status(running, "/health"), status(running, "/ready")) == (200, 200)
+        assert [status(running, path) for path in ("/health", "/ping", "/ready")] == [200, 200, 200]
         for path in ("/migrate", "/migrate/request"):
             answer = running.http.post(path, json={"request_id": "x"})
             assert answer.status_code == 409, "the router is known by its own secret"
@@ -192,10 +230,22 @@ def test_models_and_version_are_told(running) -> None:
     assert running.http.get("/version").json() == {"version": kvasir_runtime.__version__}
 
 
+def test_openapi_lists_what_is_served_and_nothing_else(start_server) -> None:
+    with start_server() as running:
+        paths = running.http.get("/openapi.json").json()["paths"]
+        answers = {
+            (method, path): running.http.request(method, path.replace("{name}", "tiny")).status_code
+            for path, methods in paths.items()
+            for method in methods
+        }
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics", "/ping"} <= set(paths)
+    assert {status for status in answers.values() if status in (404, 405, 500)} == set(), answers
+
+
 def test_engine_that_has_made_no_step_shows_zeros(start_server) -> None:
     with start_server() as running:
         lines = running.http.get("/metrics").text.splitlines()
-    assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in lines
+    assert 'vllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0' in lines
     assert 'kvasir_engine_steps_total{model_name="tiny"} 0.0' in lines
 
 
@@ -203,7 +253,7 @@ def test_prometheus_gets_the_names_that_others_gave_as_they_are(start_server) ->
     accepted = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
     with start_server() as running:
         lines = running.http.get("/metrics", headers={"accept": accepted}).text.splitlines()
-    assert 'vllm:num_requests_waiting{model_name="tiny"} 0.0' in lines
+    assert 'vllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0' in lines
 
 
 def test_metrics_show_the_engine_and_the_requests_under_the_promised_names(start_server) -> None:
@@ -215,7 +265,10 @@ def test_metrics_show_the_engine_and_the_requests_under_the_promised_names(start
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert all(labels["model_name"] == "tiny" for _, labels in samples.values())
+    own = {name: labels for name, (_, labels) in samples.items() if name.startswith(("vllm:", "kvasir_"))}
+    assert {name for name, labels in own.items() if labels.get("model_name") != "tiny"} == {"kvasir_build_info"}
+    assert own["kvasir_build_info"]["version"] == kvasir_runtime.__version__
+    assert not any(name.endswith("_created") for name in samples)
     values = {name: value for name, (value, _) in samples.items()}
     assert values["kvasir_kv_cache_usage_ratio"] == values["vllm:kv_cache_usage_perc"] == 0.25
     assert values["kvasir_prefix_cache_hits_total"] == values["vllm:prefix_cache_hits_total"] == 30
@@ -235,7 +288,7 @@ def test_load_figures_follow_an_engine_that_became_idle(start_server) -> None:
         running.core.tell_stats(num_running=0, num_waiting=0)
         wait_for_load(running, (0, 0))
         lines = running.http.get("/metrics").text.splitlines()
-        assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in lines
+        assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in lines
 
 
 def wait_for_load(running, expected: tuple[int, int]) -> None:

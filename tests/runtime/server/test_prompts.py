@@ -1,14 +1,24 @@
 """Long prompts and many of them take turns with everything else on the event loop."""
 
 import asyncio
+import json
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvasir_chat.template import ChatTemplate
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.server.prompts import INLINE_CHARS, INLINE_MESSAGES, NUM_RENDERERS, ChatTemplate, PromptBuilder
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.server.prompts import (
+    INLINE_CHARS,
+    INLINE_MESSAGES,
+    NUM_RENDERERS,
+    PromptBuilder,
+    load_chat_template,
+)
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits
 
@@ -19,16 +29,14 @@ MANY = (os.cpu_count() or 1) + 8
 
 
 class WatchedTemplate(ChatTemplate):
-    """Notes the thread that it is rendered on, and the messages."""
+    """Notes the thread that it is rendered on."""
 
     def __init__(self) -> None:
         super().__init__("{% for message in messages %}{{ message.role }} {{ message.content }}{% endfor %}", {})
         self.threads: list[threading.Thread] = []
-        self.messages: list[object] = []
 
     def render(self, messages: Any, **options: Any) -> str:
         self.threads.append(threading.current_thread())
-        self.messages += messages
         return super().render(messages, **options)
 
 
@@ -100,16 +108,63 @@ def is_rendered_inline(tokenizer: Tokenizer, **fields: Any) -> bool:
     [
         ({}, {}),
         ({"name": "n"}, {"name": "n"}),
-        ({"reasoning": "r"}, {"reasoning_content": "r"}),
-        ({"reasoning": "r", "reasoning_content": "c"}, {"reasoning_content": "c"}),
+        ({"name": None, "tool_calls": None, "refusal": None, "annotations": []}, {}),
+        ({"reasoning": "r"}, {"reasoning_content": "r", "reasoning": "r", "thinking": "r"}),
+        ({"reasoning": "r", "reasoning_content": "c"}, {"reasoning_content": "c", "reasoning": "c", "thinking": "c"}),
         ({"role": "tool", "tool_call_id": "t"}, {"role": "tool", "tool_call_id": "t"}),
+        ({"tool_calls": [{"id": "i"}]}, {"tool_calls": [{"id": "i"}]}),
     ],
 )
 def test_a_template_sees_the_keys_of_a_message_that_were_sent(tokenizer, sent: dict, seen: dict) -> None:
-    template, plain = WatchedTemplate(), {"role": "assistant", "content": "a"}
-    chat = ChatCompletionRequest.model_validate({"messages": [plain | sent]})
-    asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
-    assert template.messages == [plain | seen]
+    plain = {"role": "assistant", "content": "a"}
+    chat = ChatCompletionRequest.model_validate({"messages": [plain | sent], "documents": [{"title": "d"}]})
+    template = ChatTemplate("{{ [messages[0], documents] | tojson }}", {})
+    token_ids = asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
+    assert json.loads(tokenizer.decode(token_ids)) == [plain | seen, [{"title": "d"}]]
+
+
+def settings_with(templates: Any) -> dict[str, str]:
+    return {"tokenizer_config.json": json.dumps({"chat_template": templates})}
+
+
+NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "source"),
+    [
+        (settings_with("own"), "own"),
+        (settings_with(NAMED), "d"),
+        (settings_with({"default": "d", "rag": "r"}), "d"),
+        (settings_with({"rag": "r"}), "r"),
+        (settings_with(None), None),
+        ({"chat_template.jinja": "file\r\n", **settings_with("own")}, "file\n"),
+        ({"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "r", **settings_with(NAMED)}, "file"),
+        ({"additional_chat_templates/default.jinja": "d", "additional_chat_templates/a.jinja": "a"}, "d"),
+        ({"additional_chat_templates/rag.jinja": "r", **settings_with("own")}, "r"),
+    ],
+)
+def test_a_checkpoints_template_is_found_where_transformers_looks_for_it(
+    tmp_path: Path, model_folder: Path, files: dict[str, str], source: str | None
+) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    template = load_chat_template(tmp_path, Tokenizer.load(tmp_path), None)
+    assert (None if template is None else template.source) == source
+
+
+@pytest.mark.parametrize(
+    ("source", "named"), [("x\n{% for %}", "line 2"), (7, "tokenizer_config.json"), ({"a": 1}, "neither")]
+)
+def test_a_template_that_is_none_is_refused_by_name(
+    tmp_path: Path, model_folder: Path, source: object, named: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+    with pytest.raises(ConfigurationError, match=named):
+        load_chat_template(tmp_path, Tokenizer.load(tmp_path), None)
 
 
 def test_conversations_that_take_long_to_render_leave_threads_to_those_who_tokenise(tokenizer) -> None:

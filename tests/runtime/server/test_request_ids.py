@@ -1,8 +1,12 @@
-"""The x-request-id of an HTTP request reaches the core once, however many prompts and sequences it brings."""
+"""The x-request-id of an HTTP request reaches the core once, however many prompts and sequences it brings; every answer
+has one, and the log names it with what was refused."""
+
+import logging
 
 import pytest
 
-from kvasir_runtime.server.serving import MAX_REQUEST_ID_CHARS
+from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.server.request_log import MAX_REQUEST_ID_CHARS
 
 ID = {"x-request-id": "router-7"}
 
@@ -38,3 +42,63 @@ def test_an_id_of_undue_length_is_not_repeated_to_routers(start_server, length: 
         body = {"prompt": "a", "max_tokens": 1}
         running.http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
         assert received_ids(running) == [request_id if is_told else None]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/models", 200), ("/v1/completions", 405), ("/nowhere", 404)])
+def test_every_answer_repeats_the_clients_id(running, path: str, status: int) -> None:
+    answer = running.http.get(path, headers=ID)
+    assert (answer.status_code, answer.headers["x-request-id"]) == (status, "router-7")
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * (MAX_REQUEST_ID_CHARS + 1), "a\tb"])
+def test_an_answer_to_a_request_without_a_usable_id_has_one_of_its_own(running, given: str | None) -> None:
+    headers = {} if given is None else {"x-request-id": given}
+    answers = [
+        running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=headers) for _ in range(2)
+    ]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert [answer.json()["id"] for answer in answers] == [f"cmpl-{each}" for each in ids]
+    assert ids[0] != ids[1]
+    assert given not in ids
+
+
+def test_a_stream_has_an_id(running) -> None:
+    body = {"prompt": "a", "max_tokens": 2, "stream": True}
+    assert running.http.post("/v1/completions", json=body, headers=ID).headers["x-request-id"] == "router-7"
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.endswith("request_log")]
+
+
+def test_refused_requests_are_logged_with_their_id_and_why(start_server, caplog: pytest.LogCaptureFixture) -> None:
+    keyed = {**ID, "Authorization": "Bearer secret"}
+    with start_server(config=ServerConfig(api_key="secret")) as running, caplog.at_level(logging.INFO):
+        running.http.post("/v1/completions", json={"prompt": "a"}, headers=ID)
+        running.http.post("/v1/completions", json={"prompt": "a", "n": 0}, headers=keyed)
+        running.http.get("/a%0Ab", headers=keyed)
+        running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers=keyed)
+    lines = refusals(caplog)
+    assert [line.split()[:3] for line in lines] == [
+        ["POST", "/v1/completions", "401"], ["POST", "/v1/completions", "400"], ["GET", "/a%0Ab", "404"]
+    ]  # fmt: skip
+    assert "request_id=router-7 n: 0 was given, but it should be greater than or equal to 1" in lines[1]
+    assert all("request_id=router-7" in line for line in lines)
+
+
+def test_probes_that_fail_are_not_logged_again_and_again(start_server, caplog: pytest.LogCaptureFixture) -> None:
+    with start_server(is_ready=False) as running, caplog.at_level(logging.INFO):
+        assert running.http.get("/ready").status_code == 503
+        assert running.http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    assert [line.split()[:3] for line in refusals(caplog)] == [["POST", "/v1/completions", "503"]]
+
+
+def test_a_stream_that_ends_with_an_error_is_logged(running, caplog: pytest.LogCaptureFixture) -> None:
+    running.core.step_seconds = 0.01
+    body = {"prompt": "the quick brown fox", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with caplog.at_level(logging.INFO), running.http.stream("POST", "/v1/completions", json=body, headers=ID) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        running.core.error = "no memory"
+        assert any("no memory" in line for line in lines)
+    assert any("router-7" in line and "no memory" in line for line in caplog.messages)

@@ -74,10 +74,10 @@ def test_the_answer_has_vllms_shape(world: World) -> None:
     assert len(params.remote_block_ids) == NUM_BLOCKS
 
 
-def test_transferred_tokens_count_as_cached(world: World) -> None:
+def test_transferred_tokens_are_not_told_to_the_client_as_cached(world: World) -> None:
     prefill, decode = world.engine("p"), world.engine("d")
     prefill_then_decode(world, prefill, decode)
-    assert decode.outputs[0].num_cached_tokens == NUM_BLOCKS * BLOCK_SIZE
+    assert decode.outputs[0].num_cached_tokens == 0
     assert decode.scheduler.stats(0, 0.0).num_prefix_hits == NUM_BLOCKS * BLOCK_SIZE
 
 

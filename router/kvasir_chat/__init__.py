@@ -1,0 +1,1 @@
+"""A conversation as one text, which router and engine both make of it, alike; knows neither."""

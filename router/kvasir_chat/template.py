@@ -1,0 +1,229 @@
+"""A model's chat template: messages to the very text that the model was trained on.
+
+Templates see what transformers shows them, since they are written against it: the same trimming of blocks, the same
+filters, functions and extensions. They run in Jinja's immutable sandbox, because they come with the checkpoint, and no
+longer than is good for the others, because a client chooses what they work on.
+
+Whether a role's content is wanted as text or as a list of parts is found out by showing the template both.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from kvasir_chat.messages import ConversationRefusedError, Message, NoContent, is_none, joined_parts, template_message
+
+MAX_RENDER_SECONDS = 10.0
+"""Of a processor. A conversation of a million tokens takes less than one; others wait for what takes longer."""
+MAX_RENDERED_CHARS = 2**26
+"""More than any context holds. A template may print a variable of the client's with every message."""
+MAX_SHOWN_ERROR = 500  # characters of what a template says, which may repeat what the client sent
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+)
+_MARK = "\N{SYMBOL FOR UNIT SEPARATOR}kvasir{}\N{SYMBOL FOR UNIT SEPARATOR}"
+_END_OF_CONTENT = _MARK.format("-continue")
+"""Put behind the content to find where it ends in the prompt; a space behind it shows whether the template trims."""
+_FIRST, _SECOND = _MARK.format("-first"), _MARK.format("-second")
+
+
+@dataclass(frozen=True, slots=True)
+class _Takes:
+    """What is printed of a role's content."""
+
+    parts: bool
+    """All of a list's."""
+    text: bool
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens (`bos_token`, ...) that it may print. Used by several threads."""
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *,
+        max_chars: int = MAX_RENDERED_CHARS, max_seconds: float = MAX_RENDER_SECONDS,
+    ) -> None:  # fmt: skip
+        """Raises jinja2.TemplateSyntaxError."""
+        self.source = source
+        self._template = _environment().from_string(source)
+        self._special_tokens = dict(special_tokens)
+        self._max_chars = max_chars
+        self._max_seconds = max_seconds
+        self._takes_of_role: dict[str, _Takes] = {}
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Of messages in OpenAI's shape. With `continue_final_message` the text ends where the last one's content ends;
+        else a turn of the model begins, unless `add_generation_prompt` is False.
+
+        Raises ConversationRefusedError; what the template itself refuses, in its own words.
+        """
+        variables = variables or {}
+        if reserved := RESERVED_VARIABLES & variables.keys():
+            raise ConversationRefusedError(
+                f"chat_template_kwargs may not set {', '.join(sorted(reserved))}; the request's own fields do",
+                "chat_template_kwargs",
+            )
+        knows_developer = "developer" in self.source
+        seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+        given = {**self._special_tokens, **variables, "tools": tools or None, "documents": documents or None}
+        if not continue_final_message:
+            return self._text(seen, add_generation_prompt is not False, given)
+        text, mark, rest = self._text([*seen[:-1], _marked(seen[-1])], False, given).rpartition(_END_OF_CONTENT)
+        if not mark:
+            raise ConversationRefusedError(
+                "the model's chat template does not print the last message's content, so it cannot be continued; "
+                "send the request without continue_final_message",
+                "continue_final_message",
+            )
+        return text if rest.startswith(" ") else text.rstrip()
+
+    def _text(self, messages: Sequence[Message], add_generation_prompt: bool, given: Mapping[str, Any]) -> str:
+        parts: list[str] = []
+        num_chars, end = 0, time.thread_time() + self._max_seconds
+        try:
+            asked = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+            context = {"tools": None, "documents": None, **asked, **given}
+            for part in self._template.generate(context):
+                parts.append(part)
+                num_chars += len(part)
+                if num_chars > self._max_chars or time.thread_time() > end:
+                    break
+            else:
+                return "".join(parts)
+        except Exception as error:  # a program of the model's maker on a client's values: anything may be wrong
+            message = f"the model's chat template refuses these messages: {str(error)[:MAX_SHOWN_ERROR]}"
+            raise ConversationRefusedError(message, "messages") from error
+        raise ConversationRefusedError(
+            f"the model's chat template made {num_chars} characters of these messages and was not at their end, but at "
+            f"most {self._max_chars} in {self._max_seconds:g} seconds are made of a request; send fewer messages, "
+            "or less in chat_template_kwargs and tool_calls",
+            "messages",
+        )
+
+    def _shaped(self, role: str, content: str | list[Message]) -> str | list[Message]:
+        takes = self._takes(role)
+        if isinstance(content, list):
+            if takes.parts:
+                return content
+            content = joined_parts(content)
+        return content if takes.text else [_part(content)]
+
+    def _takes(self, role: str) -> _Takes:
+        """Of a role that the template refuses in any shape: what it takes of users."""
+        known = self._takes_of_role.get(role)
+        if known is None:
+            parts, text = self._prints(role, [_part(_FIRST), _part(_SECOND)]), self._prints(role, _FIRST)
+            if parts is text is None and role != "user":
+                known = self._takes("user")
+            else:
+                known = _Takes(bool(parts), bool(text) or not self._prints(role, [_part(_FIRST)]))
+            self._takes_of_role[role] = known
+        return known
+
+    def _prints(self, role: str, content: str | list[Message]) -> bool | None:
+        """Whether all of it, and not as Python's or JSON's spelling of a list; None: it is refused."""
+        try:
+            text = self._text(_conversation(role, content), True, self._special_tokens)
+        except ConversationRefusedError:
+            return None
+        is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
+        return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
+
+
+def _part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def _conversation(role: str, content: str | list[Message]) -> list[Message]:
+    """One that templates accept, with such a message."""
+    user, message = {"role": "user", "content": "hello"}, {"role": role, "content": content}
+    match role:
+        case "user":
+            return [message]
+        case "assistant":
+            return [user, message, user]
+        case "tool":
+            call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}
+            calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return [user, calling, {**message, "name": "f", "tool_call_id": "call00001"}]
+        case _:
+            return [message, user]
+
+
+def _marked(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, list):
+        *before, last = content or [_part("")]
+        marked: str | list[Message] = [*before, _part(f"{last['text']}{_END_OF_CONTENT} ")]
+    else:
+        marked = f"{content}{_END_OF_CONTENT} "
+    return {**message, "content": marked}
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here it prints its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.tests["none"] = is_none
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter would escape HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_plain,
+    )
+
+
+def _plain(value: object) -> None:
+    if not isinstance(value, NoContent):
+        raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format_text: str) -> str:
+    return datetime.now().strftime(format_text)

@@ -1,0 +1,79 @@
+"""Every request has an id, which its answer repeats, and a line in the log: at info where it is refused, else at debug.
+
+Around everything else, so that no answer goes out without. What probes ask, again and again, is logged at debug alone.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Set
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvasir_runtime.request_metrics import RequestMetrics
+from kvasir_runtime.server.responses import ErrorResponse
+
+logger = logging.getLogger(__name__)
+REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID = "kvasir.request_id"
+"""In the ASGI scope."""
+MAX_REQUEST_ID_CHARS = 256
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for an answer that nobody waits for; only logs see it."""
+
+
+class RequestLog:
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics, probe_paths: Set[str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._probe_paths = probe_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _given_id(scope) or uuid.uuid4().hex
+        status, error = CLIENT_CLOSED_REQUEST, ""
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status, error
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                header = (REQUEST_ID_HEADER.encode(), request_id.encode("latin-1"))
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            elif status >= 400:
+                error = _error_in(message.get("body", b""))
+            await send(message)
+
+        start = time.monotonic()
+        try:
+            await self._app({**scope, REQUEST_ID: request_id}, receive, send_with_id)
+        finally:
+            seconds = time.monotonic() - start
+            self._metrics.answered(scope["path"], status, seconds)
+            is_worth_a_line = status >= 400 and scope["path"] not in self._probe_paths
+            logger.log(
+                logging.INFO if is_worth_a_line else logging.DEBUG,
+                "%s %s %d %.3fs request_id=%s %s",
+                scope["method"],
+                scope.get("raw_path", b"").decode("latin-1"),
+                status,
+                seconds,
+                request_id,
+                " ".join(error.split()),
+            )
+
+
+def _given_id(scope: Scope) -> str | None:
+    """None where it is longer than any that a router would draw, or would break a line."""
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    return given if 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable() else None
+
+
+def _error_in(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=ErrorResponse).error.message
+    except msgspec.DecodeError:
+        return ""
