@@ -20,7 +20,7 @@ import msgspec
 from kvasir_router.dialects.dialect import ABSENT, Prompt
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.block_keys import PromptKeys
-from kvasir_router.prefix_index.index import Held, PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixKey, SharedPrefix
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
 from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, Chunk, PromptTokenizer
@@ -58,12 +58,17 @@ class Threads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MixedKey:
+class MixedKey(SharedPrefix, frozen=True):
     num_tokens: int  # exact where `chains` is there, but where the text is cut
     approximate: PrefixKey
     chains: Chains | None  # None: which tokens the prompt has is not known
     is_cut: bool = False  # behind what somebody has cached
+
+    def beginning(self, num_tokens: int) -> int | None:
+        for block_size, keys in (self.chains or {}).items():
+            if num_tokens % block_size == 0 and block_size <= num_tokens <= len(keys) * block_size:
+                return keys[num_tokens // block_size - 1]
+        return self.approximate.beginning(num_tokens) if isinstance(self.approximate, SharedPrefix) else None
 
 
 @dataclass(eq=False)
