@@ -185,6 +185,12 @@ def test_a_template_that_takes_lists_of_one_role_gets_text_of_the_other() -> Non
     assert render(source, [{"role": "system", "content": PARTS}, LISTED]) == "one\ntwoonetwo"
 
 
+def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> None:
+    refusal = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    source = f"{refusal}{{% for m in messages %}}{LOOP}{{% endfor %}}"
+    assert render(source, [{"role": "system", "content": "be brief"}, LISTED]) == "be briefonetwo"
+
+
 @pytest.mark.parametrize(
     ("source", "role"),
     [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
