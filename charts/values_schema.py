@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Writes into values.schema.json of the chart what the operator takes, so that Helm refuses what would stop it.
 
-Each definition is one line, made from the dataclass or the flags that read the value; a test compares the two.
+Definitions are made from the dataclasses and flags that read the values, what is required from values.yaml; all else is
+written in the file itself. A test compares the two.
 """
 
 import dataclasses
 import json
 import re
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import yaml
 from charts.values_table import CHART
 
 from kvasir_operator.api.fields import without_none
@@ -29,6 +32,7 @@ def _has(key: str, value: str) -> Schema:
     return {"required": [key], **_is(key, value)}
 
 
+LINE_LENGTH = 120
 FILE = CHART / "values.schema.json"
 _KEPT = ("type", "properties", "required", "items", "enum", "minimum", "maximum", "maxItems", "maxProperties")
 _KEPT += ("maxLength", "pattern", "anyOf", "additionalProperties")
@@ -54,6 +58,7 @@ _NOT_MATCHED = re.compile(r"!self\.(\w+)\.matches\(r?'(.*)'\)")
 _KEYS_MATCHED = re.compile(r"!has\(self\.(\w+)\) \|\| self\.\1\.all\(key, key\.matches\('(.*)'\)\)")
 
 
+@cache
 def definitions() -> dict[str, Schema]:
     pod, resources = strict(group_schema(PodSpec)), strict(group_schema(ResourcesSpec))
     del resources["properties"]["profile"]  # profiles do not build on one another
@@ -114,17 +119,37 @@ def _flag(name: str, kind: Any) -> str:
     return text + {int: "=[0-9]+", float: r"=[0-9]+(\.[0-9]+)?"}.get(kind, "=.+")
 
 
-def with_definitions(text: str) -> str:
-    """The schema's text with what is made here in place of the lines of the same names."""
-    for name, schema in definitions().items():
-        line = f'    "{name}": {json.dumps(schema)}'
-        text, num = re.subn(rf'^    "{name}": .*?(?=,?$)', lambda _, line=line: line, text, count=1, flags=re.MULTILINE)
-        assert num == 1, name
-    return text
+def whole(schema: Schema, values: Any) -> Schema:
+    """With what is made here, and each text, number and switch required: a null would take it out of a template."""
+    made = {**schema, "definitions": {**schema["definitions"], **definitions()}}
+    _require(made, values, made["definitions"])
+    return made
+
+
+def _require(schema: Schema, values: Any, known: dict[str, Schema]) -> None:
+    schema = known[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    is_users = any(schema is known[name] for name in ("securityContext", "engineDefaults", "routerDefaults"))
+    if is_users or not isinstance(values, dict) or "properties" not in schema:
+        return
+    if scalars := [key for key, value in values.items() if not isinstance(value, dict | list)]:
+        schema["required"] = scalars
+    for key, value in values.items():
+        _require(schema["properties"][key], value, known)
+
+
+def text_of(schema: Any, indent: str = "") -> str:
+    """As JSON, of which what fits into a line is on one."""
+    line = json.dumps(schema)
+    if not isinstance(schema, dict) or len(indent) + len(line) < LINE_LENGTH or schema in definitions().values():
+        return line
+    inner = f"{indent}  "
+    parts = (f"{inner}{json.dumps(key)}: {text_of(value, inner)}" for key, value in schema.items())
+    return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
 
 
 def main() -> None:
-    FILE.write_text(with_definitions(FILE.read_text()))
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    FILE.write_text(text_of(whole(json.loads(FILE.read_text()), values)) + "\n")
 
 
 if __name__ == "__main__":

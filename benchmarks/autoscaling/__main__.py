@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.autoscaling.lineup import LINEUP, MakeRules
 from benchmarks.autoscaling.oracle import ORACLE, PRICES, oracle
 from benchmarks.autoscaling.simulation import Outcome, Setting, simulate
-from benchmarks.autoscaling.traffic import SHAPES, load
+from benchmarks.autoscaling.traffic import DRAWN, SHAPES, load
 from benchmarks.routing.engine import EngineModel
 from benchmarks.routing.trace import Trace
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = ["azure", "mooncake", *SHAPES]
+    names = ["azure", "mooncake", *SHAPES, *DRAWN]
     parser.add_argument("--traces", type=Path, required=True, help="folder of the recorded traces")
     parser.add_argument("--trace", nargs="+", default=names, choices=names, metavar="NAME")
     parser.add_argument("--rules", nargs="+", default=list(LINEUP), choices=[*LINEUP, ORACLE], metavar="RULE")

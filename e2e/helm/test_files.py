@@ -17,6 +17,10 @@ REFUSED = [
     ("operator.replicas=two", "replicas"),
     ("operator.workers=0", "workers"),
     ("operator.extraArgs={workers}", "extraArgs"),
+    ("operator.workers=null", "workers"),
+    ("operator.extraArgs={--retry}", "extraArgs"),
+    ("podDefaults.engine.pod.labels.team=R&D", "labels"),
+    ("podDefaults.engine.pod.securityContext.fsGruop=2000", "fsGruop"),
     ("images.pullPolicy=Sometimes", "pullPolicy"),
     ("images.operator.digest=latest", "digest"),
     ("watch.namespace=models", "namespace"),
@@ -161,7 +165,7 @@ def test_a_proxy_is_for_everything_but_the_api_server(offline_helm: Helm) -> Non
         for each in operator_container(offline_helm.template("--values", CI / "platform-values.yaml"))["env"]
     }
     assert environment["HTTPS_PROXY"] == environment["HTTP_PROXY"] == "http://proxy.example.com:3128"
-    assert environment["NO_PROXY"] == "$(KUBERNETES_SERVICE_HOST),.example.com"
+    assert environment["NO_PROXY"] == "$(KUBERNETES_SERVICE_HOST),.svc,.cluster.local,.example.com"
     assert environment["SSL_CERT_FILE"] == "/etc/kvasir-ca/ca-bundle.crt"
     without = {each["name"] for each in operator_container(offline_helm.template())["env"]}
     assert without == {"POD_NAME", "HOME"}
@@ -197,6 +201,38 @@ def test_the_operator_may_reach_prometheus_and_be_tested_by_helm(offline_helm: H
         {"podSelector": {"matchLabels": test_pod["metadata"]["labels"]}},
         {"podSelector": {}, "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
     ]
+
+
+def test_a_managed_prometheus_is_reached_with_its_user_tenant_and_certificates_by_a_proxy(offline_helm: Helm) -> None:
+    objects = offline_helm.template("--values", CI / "prometheus-values.yaml")
+    folder = "/etc/kvasir-prometheus"
+    assert {
+        f"--prometheus-basic-auth-folder={folder}-basic-auth",
+        f"--prometheus-headers-folder={folder}-headers",
+        f"--prometheus-ca-file={folder}-ca/ca.crt",
+    } <= set(operator_container(objects)["args"])
+    [deployment] = of_kind(objects, "Deployment")
+    secrets = {
+        each["secret"]["secretName"] for each in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in each
+    }
+    assert secrets == {"prometheus-user", "prometheus-tenant"}
+    [policy] = of_kind(objects, "NetworkPolicy")
+    ports = [port["port"] for port in policy["spec"]["egress"][-1]["ports"]]
+    assert ports == [9090, 443, 3128], "of its pods, of its address, of the proxy"
+
+
+@pytest.mark.parametrize(("enabled", "num_operators"), [("true", 1), ("false", 0)])
+def test_it_is_a_dependency_that_can_be_switched_off(
+    enabled: str, num_operators: int, offline_helm: Helm, tmp_path: Path
+) -> None:
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts" / "kvasir").symlink_to(CHART)
+    dependency = {"name": "kvasir", "version": "0.1.0", "condition": "kvasir.enabled"}
+    chart = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [dependency]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    given = ("--set", f"kvasir.enabled={enabled}", "--set", "global.team=a,kvasir.images.registry=registry.example.com")
+    text = offline_helm.run("template", "platform", tmp_path, *given)
+    assert len(of_kind([obj for obj in yaml.safe_load_all(text) if obj], "Deployment")) == num_operators
 
 
 def test_policies_of_services_let_in_the_operator_and_who_reads_metrics(offline_helm: Helm) -> None:

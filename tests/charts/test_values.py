@@ -1,26 +1,21 @@
 """Every value of the chart has a description and a schema, and the README shows them as they are."""
 
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
-from charts.values_schema import with_definitions
+from charts.values_schema import text_of, whole
 from charts.values_table import CHART, documented_values, with_table
+from tests.charts import chart_values
+from tests.charts.chart_values import SCHEMA, SCHEMA_TEXT, VALIDATOR, VALUES, VALUES_TEXT, overlaid, validate
 
 from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.api.parse import parse_group
 from kvasir_operator.errors import InvalidManifestError
 
-VALUES_TEXT = (CHART / "values.yaml").read_text()
-VALUES = yaml.safe_load(VALUES_TEXT)
-SCHEMA_TEXT = (CHART / "values.schema.json").read_text()
-SCHEMA = json.loads(SCHEMA_TEXT)
-VALIDATOR = jsonschema.Draft7Validator(SCHEMA)
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 
@@ -46,14 +41,6 @@ def objects(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
         yield from objects(schema["items"], f"{path}[]")
     if "properties" in schema:
         yield path, schema
-
-
-def overlaid(values: Any, given: Any) -> Any:
-    """As Helm overlays them: maps key by key, null takes a key away."""
-    if not (isinstance(values, dict) and isinstance(given, dict)):
-        return given
-    merged = {key: overlaid(values.get(key), value) for key, value in given.items()}
-    return {key: value for key, value in {**values, **merged}.items() if value is not None}
 
 
 def test_every_value_is_described() -> None:
@@ -84,7 +71,7 @@ def test_the_schema_refuses_unknown_keys_everywhere() -> None:
 
 
 def test_the_schema_has_what_is_made_of_the_operators_own_classes_and_flags() -> None:
-    assert with_definitions(SCHEMA_TEXT) == SCHEMA_TEXT, "run python -m charts.values_schema"
+    assert text_of(whole(SCHEMA, VALUES)) + "\n" == SCHEMA_TEXT, "run make generate"
 
 
 POD: dict[str, Any] = {
@@ -189,9 +176,9 @@ def as_pod_defaults(values: dict[str, Any]) -> dict[str, Any]:
 def test_what_the_schema_accepts_the_operator_takes(group: str) -> None:
     """Each value of each field of the manifest in turn is something odd."""
     validator = VALIDATOR.evolve(schema={**SCHEMA["properties"][group], "definitions": SCHEMA["definitions"]})
-    given = GIVEN[group]
+    given = overlaid(VALUES[group], GIVEN[group])
     assert validator.is_valid(given)
-    candidates = (changed(given, path, odd) for path in steps(given) if path for odd in ODD)
+    candidates = (changed(given, path, odd) for path in steps(GIVEN[group]) if path for odd in ODD)
     accepted = [values for values in candidates if validator.is_valid(values) and as_pod_defaults({group: values})]
     assert len(accepted) > 10
     for values in accepted:
@@ -222,15 +209,19 @@ def test_what_the_schema_accepts_the_operator_takes(group: str) -> None:
         ({"podDefaults": {"engine": {"pod": {"securityContext": {"fsGruop": 2000}}}}}, False),
         ({"podDefaults": {"engine": {"pod": {"affinity": {"nodeAfinity": {}}}}}}, False),
         ({"monitoring": {"interval": "5m1h"}}, False),
+        ({"images": {"pullPolicy": None}}, False),
+        ({"operator": {"workers": None}}, False),
+        ({"operator": {"podSecurityContext": {"seccompProfile": None}}}, True),
+        ({"profiles": {"h100": {"resources": {"cpu": 4}}}}, True),
         ({"images": {"registry": "registry.example.com/a b"}}, False),
     ],
     ids=str,
 )
 def test_the_schema_refuses_by_its_place_what_would_stop_a_pod(values: dict[str, Any], is_valid: bool) -> None:
-    assert VALIDATOR.is_valid(values) is is_valid
+    assert chart_values.is_valid(values) is is_valid
 
 
 @pytest.mark.parametrize("file", CI_FILES, ids=lambda file: file.stem)
 def test_the_schema_accepts_every_ci_file(file: Path) -> None:
     VALIDATOR.check_schema(SCHEMA)
-    jsonschema.validate(overlaid(VALUES, yaml.safe_load(file.read_text())), SCHEMA)
+    validate(yaml.safe_load(file.read_text()))

@@ -19,14 +19,14 @@ GATEWAY: dict[str, Any] = yaml.safe_load((ROOT / "charts/kvasir/values.yaml").re
 GIB = 2**30
 
 
-def asked(replicas: int, requests: dict[str, str]) -> tuple[float, float, float]:
+def asked(replicas: int, requests: dict[str, str]) -> tuple[float, ...]:
     """Pods, CPUs and GiB."""
     return replicas, *(
         replicas * Quantity(requests[name]).amount / unit for name, unit in (("cpu", 1), ("memory", GIB))
     )
 
 
-def routers(mode: str) -> tuple[float, float, float]:
+def routers(mode: str) -> tuple[float, ...]:
     """Of one service at zero."""
     spec = {"model": {"source": "pvc://claim"}, "router": {"mode": mode}, "replicas": 0}
     service = {"apiVersion": "serving.kvasir.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "a"}}

@@ -1,14 +1,13 @@
 """The pages of the documentation hold: manifests and values parse, files are there, every reason is explained."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 from lupa.lua51 import LuaRuntime
+from tests.charts.chart_values import validate
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
@@ -20,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
 TROUBLESHOOTING = (DOCS / "troubleshooting.md").read_text()
-SCHEMA = json.loads((ROOT / "charts" / "kvasir" / "values.schema.json").read_text())
 BLOCKS = [
     (page.stem, block) for page in PAGES for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
 ]
@@ -43,7 +41,7 @@ def test_every_condition_is_explained() -> None:
 @pytest.mark.parametrize(("page", "block"), VALUES)
 def test_the_chart_takes_the_values_of_a_page(page: str, block: str) -> None:
     values: dict[str, Any] = yaml.safe_load(block)
-    jsonschema.validate(values, SCHEMA)
+    validate(values)
     assert values["images"]["registry"], "values that name no registry are refused"
 
 

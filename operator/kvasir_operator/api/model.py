@@ -378,7 +378,7 @@ class ScalingRules:
     """One direction of scaling; as in a HorizontalPodAutoscaler."""
 
     stabilization_window_seconds: Annotated[int, Bounds(0, 3600)] | None = None
-    """How long demand must have been so; where absent, 0 up, and down as long as a start takes: 60 to 300."""
+    """How long demand must have been so; where absent, 0 up, and down as long as a start or a lull takes, 60 to 600."""
     select_policy: Literal["Max", "Min", "Disabled"] = "Max"
     """Which of several policies holds; Disabled stops this direction."""
     policies: Annotated[tuple[ScalingPolicy, ...], Items(8)] = ()

@@ -13,7 +13,7 @@ TOLERANCE = 0.1
 UP_WINDOW_SECONDS = 0
 DOWN_WINDOW_SECONDS = 300
 """At most, where none is asked for."""
-LEAST_DOWN_WINDOW_SECONDS = 60
+LEAST_DOWN_WINDOW_SECONDS = SEEN_SECONDS = 60
 """Rates are over a minute."""
 _UP_POLICIES = (ScalingPolicy("Percent", 100, 15),)
 _DOWN_POLICIES = (ScalingPolicy("Percent", 50, 60),)
@@ -32,10 +32,11 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Change:
-    """`delta`: replicas added, or taken away where below zero."""
+    """`delta`: replicas added, or taken away where below zero. `ahead_seconds`: until the load that they are for."""
 
     at: float
     delta: int
+    ahead_seconds: float = 0.0
 
 
 def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> int:
@@ -49,18 +50,33 @@ def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> 
     return math.ceil(needed - 1e-9)
 
 
-def default_down_window_seconds(changes: Iterable[Change], startup_seconds: float) -> float:
-    """As long as a replica takes to start, which is what it costs to have let one go that is wanted again; where load
-    came back, as long as the longest lull of those that a HorizontalPodAutoscaler's window outlasts. `changes`: of the
-    last hour, oldest first."""
+@dataclass(frozen=True)
+class Returns:
+    """How load has come back in the last hour. `window_seconds`: that replicas are kept without need. `are_brief`: it
+    was gone again before a replica that was asked for it served, so that only those that were kept are of use."""
+
+    window_seconds: float
+    are_brief: bool = False
+
+
+def returns_of(changes: Iterable[Change], startup_seconds: float) -> Returns:
+    """They are kept for as long as a replica takes to start, which is what it costs to have let one go that is wanted
+    again; where load came back, as long as the longest lull of those that a HorizontalPodAutoscaler's window outlasts,
+    twice that where returns are brief. `changes`: of the last hour, oldest first."""
     window = min(max(startup_seconds, LEAST_DOWN_WINDOW_SECONDS), DOWN_WINDOW_SECONDS)
-    shrunk_at = -math.inf
+    shrunk_at, grown_at, are_brief = -math.inf, math.inf, False
     for change in changes:
+        wanted_at = change.at + change.ahead_seconds
         if change.delta > 0:
-            lull_seconds = window + change.at - shrunk_at  # for the window it had waited before
-            window = lull_seconds if lull_seconds <= DOWN_WINDOW_SECONDS else window
-        shrunk_at = change.at if change.delta < 0 else -math.inf
-    return window
+            lull_seconds = window + wanted_at - shrunk_at  # a window had passed before
+            most = DOWN_WINDOW_SECONDS * (2 if are_brief else 1)
+            window = lull_seconds if lull_seconds <= most else window
+            shrunk_at, grown_at = -math.inf, min(grown_at, wanted_at)
+        else:
+            if grown_at < math.inf:
+                are_brief = change.at - window - grown_at <= startup_seconds + SEEN_SECONDS
+            shrunk_at, grown_at = change.at, math.inf
+    return Returns(window, are_brief)
 
 
 def stabilized(

@@ -14,14 +14,15 @@ from kvasir_operator.autoscaling.behavior import (
     TOLERANCE,
     Change,
     Recommendation,
-    default_down_window_seconds,
+    Returns,
     limited,
+    returns_of,
     rounded,
     stabilized,
 )
 from kvasir_operator.autoscaling.capacity import capacity_of, is_saturated, with_throughput
 from kvasir_operator.autoscaling.demand import BUSIEST_KV_USAGE, Demand, Need, ScalingReason, demand_of
-from kvasir_operator.autoscaling.drain import backlog_growth, is_passing, queued_tokens, with_backlog
+from kvasir_operator.autoscaling.drain import backlog_growth, is_passing, is_waited_for, queued_tokens, with_backlog
 from kvasir_operator.autoscaling.forecast import TREND_SECONDS, PastNeed, forecast, noted
 from kvasir_operator.autoscaling.latency import Latency, Trial, attainable, judged, latency_need, standing_trial
 from kvasir_operator.autoscaling.sample import RoleSample
@@ -179,10 +180,16 @@ def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, M
     wanted = min(max(whole, spec.min_replicas, 1), spec.max_replicas)
     kept = [each for each in former if each.at > now - MOST_SECONDS]
     recommendations = (*kept, Recommendation(now, wanted))
-    down_seconds = default_down_window_seconds(memory.changes, situation.startup_seconds)
+    down_seconds = _returns(situation, memory).window_seconds
     stable = stabilized(recommendations, current, spec.behavior, now, down_seconds)
     paced = limited(stable, current, memory.changes, spec.behavior, now)
     return paced, replace(memory, recommendations=recommendations)
+
+
+def _returns(situation: RoleSituation, memory: Memory) -> Returns:
+    """A known period says when load comes back, so that nothing is kept for want of knowing."""
+    is_known = memory.history.period is not None
+    return returns_of(memory.changes, 0.0 if is_known else situation.startup_seconds)
 
 
 def _least_that_hold(situation: RoleSituation, sample: RoleSample, guarded: list[Latency], wanted: int) -> int:
@@ -223,7 +230,10 @@ def _latencies(situation: RoleSituation, sample: RoleSample, memory: Memory) -> 
         ScalingReason.TIME_TO_FIRST_TOKEN: None if situation.role == "decode" else sample.time_to_first_token_p90,
         ScalingReason.INTER_TOKEN_LATENCY: None if situation.role == "prefill" else sample.inter_token_latency_p90,
     }
-    floors = {ScalingReason.TIME_TO_FIRST_TOKEN: sample.mean_uncached_tokens / rate if rate else 0.0}
+    own_seconds = sample.mean_uncached_tokens / rate if rate else 0.0
+    floors: dict[ScalingReason, float] = {ScalingReason.TIME_TO_FIRST_TOKEN: own_seconds}
+    if sample.time_to_first_token_p90 and not is_waited_for(memory.backlogs, sample, own_seconds):
+        floors[ScalingReason.TIME_TO_FIRST_TOKEN] = sample.time_to_first_token_p90  # long prompts, no queue
     return [
         Latency(reason, p90, slo, floors.get(reason, 0.0))
         for reason, p90 in measured.items()
@@ -257,7 +267,8 @@ def _with_sample(memory: Memory, situation: RoleSituation, sample: RoleSample) -
 def _with_change(memory: Memory, situation: RoleSituation, verdict: Verdict) -> Memory:
     kept = tuple(each for each in memory.changes if each.at > situation.now - MOST_SECONDS)
     delta = verdict.replicas - situation.current
-    return replace(memory, changes=(*kept, Change(situation.now, delta)) if delta else kept)
+    ahead_seconds = situation.startup_seconds if verdict.reason is ScalingReason.FORECAST else 0.0
+    return replace(memory, changes=(*kept, Change(situation.now, delta, ahead_seconds)) if delta else kept)
 
 
 def _why_fewer(
@@ -285,7 +296,7 @@ def _why_fewer(
 
 def _of_window(situation: RoleSituation, memory: Memory) -> str:
     own = situation.spec.behavior.scale_down.stabilization_window_seconds
-    seconds = default_down_window_seconds(memory.changes, situation.startup_seconds) if own is None else own
+    seconds = _returns(situation, memory).window_seconds if own is None else own
     *former, latest = memory.recommendations
     most = max([latest.replicas, *(each.replicas for each in former if each.at > situation.now - seconds)])
     return f"at most {most} wanted in the last {seconds:.0f} s"

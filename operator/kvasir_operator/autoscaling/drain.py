@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from kvasir_operator.autoscaling.sample import RoleSample
 
@@ -21,6 +22,10 @@ class Backlog:
     held: float
     by_replica: Mapping[str, float] = field(default_factory=dict)
     unseen: frozenset[str] = frozenset()
+
+    @property
+    def tokens(self) -> float:
+        return self.held + sum(self.by_replica.values())
 
 
 def with_backlog(past: Sequence[Backlog], sample: RoleSample, serving: Collection[str]) -> tuple[Backlog, ...]:
@@ -41,6 +46,14 @@ def backlog_growth(backlogs: Sequence[Backlog]) -> float:
     if middle is None or first is None:
         return 0.0
     return min(_growth(first, last), 2 * _growth(first, middle), 2 * _growth(middle, last))
+
+
+def is_waited_for(backlogs: Sequence[Backlog], sample: RoleSample, own_seconds: float) -> bool:
+    """Whether prompts stay for longer than their own prefill takes, `own_seconds` on average: by Little's law, tokens
+    that are there at a time over those that arrive. Where they do not, no further replica makes them stay less."""
+    recent = [each for each in backlogs if each.at > sample.at - sample.window_seconds]
+    tokens = fmean(each.tokens for each in recent)
+    return tokens > sample.uncached_tokens_per_second * own_seconds
 
 
 def _before(later: Backlog, backlogs: Sequence[Backlog]) -> Backlog | None:

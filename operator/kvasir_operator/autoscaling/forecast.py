@@ -27,7 +27,7 @@ SEEN_AFTER_SECONDS = 60.0
 """Rates are over a minute, so that a former need was seen so much later than it began."""
 LEAST_PERIOD_BINS = 5
 LEAST_COMPARED_BINS = 10
-LEAST_LIKENESS = 0.8
+LEAST_LIKENESS = 0.7
 """Correlation of the past with itself a period ago."""
 UNLIKE = 0.3
 """Where it is below this at some shorter lag, the load has been another one meanwhile."""
@@ -105,12 +105,15 @@ def _num_ahead(seconds: float) -> int:
 
 
 def _period(bins: Sequence[float], num_ahead: int) -> int | None:
-    """In bins: the lag of the best likeness, of those that reach back twice from a moment that is asked about."""
+    """In bins: the lag of the best likeness, of those that reach back twice from a moment that is asked about, where
+    the load first came back: it does so after two periods as well, which would be known later."""
     longest = min((len(bins) - 1 + num_ahead) // 2, len(bins) - LEAST_COMPARED_BINS)
     shortest = max(LEAST_PERIOD_BINS, num_ahead)
     found, best, was_unlike = None, LEAST_LIKENESS, False
     for lag in range(1, longest + 1):
         likeness = _likeness(bins[lag:], bins[:-lag])
+        if likeness < UNLIKE and found is not None:
+            break
         was_unlike = was_unlike or likeness < UNLIKE
         if was_unlike and lag >= shortest and likeness >= best:
             found, best = lag, likeness

@@ -108,6 +108,10 @@ class ApproximatePrefixIndex:
         self._num_dispatches = 0
         self._expires_at = inf  # the oldest dispatch
 
+    def of_the_last(self, seconds: float) -> "ApproximatePrefixIndex":
+        """Another one with the same keys, which forgets sooner."""
+        return ApproximatePrefixIndex(self._max_blocks, seconds, self._block_tokens, self._bytes_per_token)
+
     async def key(self, prompt: Prompt) -> BlockHashes:
         bytes_per_token = _BYTES_PER_TOKEN_ID if prompt.is_token_ids else self._bytes_per_token
         block_bytes = int(self._block_tokens * bytes_per_token)

@@ -44,6 +44,7 @@ from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
 from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.service_secret import service_secret
 from kvasir_runtime.shared_rows import SharedRows
@@ -66,11 +67,15 @@ def listen(host: str, port: int) -> socket.socket:
         listener = bound_socket(host, port)
         listener.listen(BACKLOG)
     except OSError as error:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
-            f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
+            f"cannot listen on {written(host, port)}: {error.strerror}; stop what uses it or choose another --port or "
+            "--host"
         ) from error
     return listener
+
+
+def written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def run_api_server(config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> int:
@@ -99,6 +104,7 @@ class ApiServer:
     ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
+        self._address = written(*sockets[0].getsockname()[:2]) if api_index == 0 else None
         self._shutdown_delay = config.server.shutdown_delay
         self._shutdown_timeout = config.server.shutdown_timeout
         transfer = config.cache.kv_transfer_config
@@ -151,6 +157,8 @@ class ApiServer:
 
     async def run(self) -> int:
         """Until `stop` or the engine's death. Returns the exit code."""
+        if self._address is not None:
+            logger.info("listening on http://%s; /openapi.json lists what is served", self._address)
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again while requests wait
         engine_task = asyncio.create_task(self.engine.run())
@@ -268,6 +276,7 @@ def _serving(
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
+        grammars=Grammars(tokenizer),
         description=TokenizerDescription(tokenizer, None if template is None else template.source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),

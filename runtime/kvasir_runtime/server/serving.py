@@ -27,6 +27,7 @@ from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
+from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 NUM_SHAPERS = 2
@@ -39,6 +40,7 @@ class Serving:
     admission: Admission
     tokenizer: Tokenizer
     prompts: PromptBuilder
+    grammars: Grammars
     description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
@@ -134,13 +136,14 @@ def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awa
 
 async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Response:
     """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
-    request_id: str = request.scope[REQUEST_ID]
     max_bytes = body_limit(serving.max_body_bytes, request.headers)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
     wishes = parse(route.wishes, body)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
+    grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
             wishes,
@@ -150,6 +153,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
             defaults=serving.defaults,
             limits=limits,
             kv_transfer=serving.kv_transfer,
+            grammar=grammar,
         ),
         serving.model_digest,
         limits.vocab_size,

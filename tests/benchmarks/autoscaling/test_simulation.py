@@ -1,13 +1,16 @@
 """The fleets and the rules of the autoscaling benchmark, on traces of a few minutes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import pytest
 from benchmarks.autoscaling.lineup import LINEUP, MOST_REPLICAS
 from benchmarks.autoscaling.rule import Rules
 from benchmarks.autoscaling.simulation import DECODE, PREFILL, SERVE, Setting, simulate
-from benchmarks.autoscaling.traffic import SHAPES, shaped
+from benchmarks.autoscaling.traffic import DRAWN, SHAPES, load, shaped
 from benchmarks.autoscaling.view import FleetView
 from benchmarks.routing.engine import EngineModel
 from benchmarks.routing.trace import Trace, TraceRequest
@@ -188,3 +191,15 @@ def test_an_slo_that_cannot_be_met_does_not_keep_what_a_burst_has_asked_for() ->
     wanted = rules.wanted_by_role[SERVE]
     assert max(wanted) > 3
     assert wanted[-1] <= 2
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_bursts_of_long_prompts_are_drawn_by_the_seed(name: str) -> None:
+    trace, same, other = (load(name, Path(), seed) for seed in (3, 3, 4))
+    assert trace == same
+    assert trace != other
+    assert median(each.num_input_tokens for each in trace.requests) == pytest.approx(2000, rel=0.1)
+    assert median(each.num_output_tokens for each in trace.requests) == pytest.approx(30, rel=0.1)
+    by_minute = Counter(int(each.arrived / 60) for each in trace.requests)
+    busiest, quietest = max(by_minute.values()), min(by_minute[minute] for minute in range(60))
+    assert busiest > 8 * quietest

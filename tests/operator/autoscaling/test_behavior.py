@@ -6,8 +6,8 @@ from kvasir_operator.api.model import ScalingBehavior, ScalingPolicy, ScalingRul
 from kvasir_operator.autoscaling.behavior import (
     Change,
     Recommendation,
-    default_down_window_seconds,
     limited,
+    returns_of,
     rounded,
     stabilized,
 )
@@ -58,7 +58,7 @@ def test_down_waits_for_its_window_and_up_does_not(recommendations, expected):
 def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal_pod_autoscaler(
     startup: float, expected: float
 ) -> None:
-    assert default_down_window_seconds([], startup) == expected
+    assert returns_of([], startup).window_seconds == expected
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,8 @@ def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal
         ([Change(0, -1), Change(30, 1), Change(60, 1)], 150),
         ([Change(0, -1), Change(180, 1)], 300),
         ([Change(0, -1), Change(181, 1)], 120),
+        ([Change(0, -1), Change(60, 1, ahead_seconds=120)], 300),
+        ([Change(0, -1), Change(61, 1, ahead_seconds=120)], 120),
         ([Change(0, -2), Change(200, -1), Change(230, 1)], 150),
         ([Change(0, 1), Change(10, -1), Change(20, -1)], 120),
         ([Change(0, -1), Change(30, 1), Change(900, -1), Change(950, 1)], 200),
@@ -75,7 +77,21 @@ def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal
     ],
 )
 def test_down_waits_for_as_long_as_the_lulls_that_300_seconds_outlast(changes: list[Change], expected: float) -> None:
-    assert default_down_window_seconds(changes, 120.0) == expected
+    assert returns_of(changes, 120.0).window_seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("busy_seconds", "lull_seconds", "expected"),
+    [(180, 480, 600), (181, 480, 120), (180, 481, 120), (30, 100, 220), (180, 180, 300)],
+)
+def test_twice_as_long_where_load_was_gone_again_before_a_replica_served(
+    busy_seconds: float, lull_seconds: float, expected: float
+) -> None:
+    """A start and the minute of the rates: 180 s. It shrank a window after the need had gone."""
+    shrunk_at = busy_seconds + 120
+    changes = [Change(0, 2), Change(15, 1), Change(shrunk_at, -1), Change(shrunk_at + 60, -2)]
+    changes.append(Change(shrunk_at + 60 + lull_seconds, 3))
+    assert returns_of(changes, 120.0).window_seconds == expected
 
 
 def test_a_window_that_is_asked_for_holds_whatever_a_start_takes() -> None:

@@ -12,7 +12,7 @@ from kvasir_operator.autoscaling.capacity import Capacity
 from kvasir_operator.autoscaling.decide import STALE_SECONDS, decide
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.drain import Backlog
-from kvasir_operator.autoscaling.forecast import PastNeed
+from kvasir_operator.autoscaling.forecast import History, PastNeed
 from kvasir_operator.autoscaling.latency import GIVE_UP_SECONDS, Trial
 from kvasir_operator.autoscaling.situation import COLD_SECONDS, HoldReason, Memory
 from kvasir_operator.autoscaling.together import decide_together, idle_seconds, noting_idleness
@@ -228,6 +228,10 @@ def test_an_slo_that_cannot_be_met_neither_grows_nor_keeps_from_shrinking():
     assert memory.trial.in_vain_since == NOW
 
 
+WAITED_FOR = (load("pod-0", 10, uncached_tokens=15), load("pod-1", 10, uncached_tokens=15))
+"""Too little for a queue, as much as a p90 that is none of long prompts alone."""
+
+
 @pytest.mark.parametrize(
     ("role", "latency", "is_guarded"),
     [
@@ -240,7 +244,7 @@ def test_an_slo_that_cannot_be_met_neither_grows_nor_keeps_from_shrinking():
     ],
 )
 def test_each_role_answers_for_its_own_latency(role, latency, is_guarded):
-    seen = sample(10, 10, **{latency: 1.5})
+    seen = sample(replicas=WAITED_FOR, uncached_tokens_per_second=40.0, **{latency: 1.5})
     given = situation(10, 10, role=role, spec=spec(slo=slo("1s", "1s")), sample=seen)
     assert replicas_of(given) == (3 if is_guarded else 2)
 
@@ -500,7 +504,7 @@ def test_a_service_that_has_just_begun_is_no_fault_of_prometheus(is_beginning: b
     assert (verdict.held, verdict.is_faulty) == (held, not is_beginning)
 
 
-TTFT_OVER = {"time_to_first_token_p90": 1.5, "mean_uncached_tokens": 1.0}
+TTFT_OVER = {"time_to_first_token_p90": 1.5, "mean_uncached_tokens": 1.0, "uncached_tokens_per_second": 40.0}
 
 
 @pytest.mark.parametrize(("computed", "reason"), [(120.0, None), (0.0, ScalingReason.TIME_TO_FIRST_TOKEN)])
@@ -535,9 +539,46 @@ def test_a_trial_for_times_to_the_first_token_waits_for_a_queue_that_ends_by_its
 
 
 def test_nor_do_they_just_after_it_has_ended() -> None:
-    given = situation(10, 10, spec=spec(slo=slo("1s")), sample=sample(10, 10, **TTFT_OVER))
+    seen = sample(replicas=WAITED_FOR, **TTFT_OVER)
+    given = situation(10, 10, spec=spec(slo=slo("1s")), sample=seen)
     assert replicas_of(given, replace(KNOWN, queued_at=NOW - 61)) == 2
     assert replicas_of(given, replace(KNOWN, queued_at=NOW - 62)) == 3
+
+
+@pytest.mark.parametrize(("waiting", "arriving", "replicas"), [(0.0, 0.0, 2), (39.0, 40.0, 2), (50.0, 40.0, 3)])
+def test_prompts_that_are_long_and_wait_for_nobody_call_for_nothing(
+    waiting: float, arriving: float, replicas: int
+) -> None:
+    """Beside 40 tokens a second, of a second each, 50 that are there at a time have waited."""
+    seen = sample(
+        replicas=(load("pod-0", 10, uncached_tokens=waiting), load("pod-1", 10)),
+        uncached_tokens_per_second=arriving,
+        computed_tokens_per_second=arriving,
+        mean_uncached_tokens=100.0,
+        time_to_first_token_p90=1.8,
+    )
+    given = situation(10, 10, spec=spec(slo=slo("1500ms")), sample=seen)
+    assert replicas_of(given) == replicas
+
+
+@pytest.mark.parametrize(("waiting", "replicas"), [(0.0, 1), (50.0, 3)])
+def test_nor_do_they_keep_replicas(waiting: float, replicas: int) -> None:
+    seen = sample(
+        replicas=tuple(load(f"pod-{index}", 10, uncached_tokens=waiting / 3) for index in range(3)),
+        uncached_tokens_per_second=10.0,
+        computed_tokens_per_second=10.0,
+        mean_uncached_tokens=100.0,
+        time_to_first_token_p90=1.4,
+    )
+    given = situation(10, 10, 10, spec=replace(SHRINKING, slo=slo("1500ms")), sample=seen)
+    assert replicas_of(given) == replicas
+
+
+@pytest.mark.parametrize(("period", "replicas"), [(None, 4), (9, 2)])
+def test_what_is_known_to_come_back_later_keeps_no_replica_until_then(period: int | None, replicas: int) -> None:
+    former = tuple(Recommendation(NOW - ago, wanted) for ago, wanted in ((70, 4), (55, 1), (40, 1), (15, 1)))
+    memory = replace(KNOWN, recommendations=former, history=History(NOW, (0.5,), period))
+    assert replicas_of(situation(10, 10, 10, 10), memory) == replicas
 
 
 def test_a_queue_that_grows_calls_for_as_many_as_it_needs_once_they_serve_and_those_on_their_way_are_among_them() -> (

@@ -13,6 +13,7 @@ from kvasir_operator.autoscaling.drain import (
     backlog_growth,
     drain_seconds,
     is_passing,
+    is_waited_for,
     queue_ahead,
     queued_tokens,
     with_backlog,
@@ -147,3 +148,15 @@ def test_what_a_replica_has_that_serves_only_now_came_from_routers_or_has_arrive
 
 def test_a_sample_that_is_seen_twice_counts_once() -> None:
     assert with_backlog(held((0, 700)), queue(1000), {"pod-0"}) == (Backlog(NOW, 500, {"pod-0": 500}),)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "own_seconds", "is_waited"),
+    [((0, 0), 2.0, False), ((300, 0), 2.0, False), ((500, 300), 2.0, True), ((500, 300), 5.0, False)],
+)
+def test_prompts_wait_where_more_of_them_are_there_than_arrive_in_their_own_time(
+    tokens: tuple[float, float], own_seconds: float, is_waited: bool
+) -> None:
+    backlogs = held((61, 90_000), (15, tokens[0]), (0, tokens[1]))
+    arriving = replace(queue(0), uncached_tokens_per_second=100.0)
+    assert is_waited_for(backlogs, arriving, own_seconds) is is_waited

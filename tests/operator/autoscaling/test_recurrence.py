@@ -39,6 +39,17 @@ def test_a_burst_of_every_quarter_of_an_hour_is_known_before_its_third_time(leng
     assert expected(bursts(length, 0, 15), 3) == replicas
 
 
+def test_the_period_is_the_first_after_which_load_came_back_and_not_two_of_them() -> None:
+    """Bursts that are the same but every other time are more alike after two periods than after one."""
+    bins = [
+        bin + other for bin, other in zip(bursts(45, 0, 10, 20, 30, 40), bursts(45, 0, 20, 40, busy=1), strict=True)
+    ]
+    history = History()
+    for minute, replicas in enumerate(bins):
+        history = noted(history, BIN_SECONDS * minute, replicas, ahead(3))
+    assert history.period == 10
+
+
 def test_it_is_not_waited_for_longer_than_it_stays() -> None:
     assert expected(bursts(32, 0, 15, 30), 1) == QUIET
 
