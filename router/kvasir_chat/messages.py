@@ -11,6 +11,7 @@ import jinja2
 import msgspec
 
 Message = dict[str, Any]
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the same, in the order in which transformers looks for it."""
 
@@ -68,8 +69,8 @@ def template_message(
 ) -> Message:
     """`shaped`: a role's content as the template takes it. Raises ConversationRefusedError."""
     field = f"messages[{index}]"
-    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
-        raise ConversationRefusedError(f"{field}: it is no message with a role", field)
+    if not isinstance(message, dict) or (role := message.get("role")) not in _ROLES:
+        raise ConversationRefusedError(f"{field}: it is no message with one of the roles {', '.join(_ROLES)}", field)
     if role == "developer" and not knows_developer:
         role = "system"  # OpenAI renamed it; most templates know the old name
     content = _content(message.get("content"), f"{field}.content")

@@ -8,8 +8,8 @@ from kvasir_router.relay import journal as router
 from kvasir_router.relay.body import BodyBudget
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.tokenizer import TextOptions
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.server import journal as runtime

@@ -17,6 +17,7 @@ import msgspec
 
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.cores import CoreClient, Dispatcher, total_ready, total_stats
+from kvasir_runtime.engine.detokenizer import Detokenizer, TextOptions
 from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Generation, SequenceDelta
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -28,7 +29,7 @@ from kvasir_runtime.engine.messages import (
     RequestsMove,
     StepOutputs,
 )
-from kvasir_runtime.engine.tokenizer import Detokenizer, TextOptions, Tokenizer
+from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -207,11 +208,11 @@ class AsyncEngine:
             if begun.finish_reason is None:
                 seed = child_seed(request.spec.sampling.seed, index)
                 starts.append(SequenceStart(index=index, seed=seed, output_token_ids=begun.token_ids))
-                sequences[index] = ActiveSequence(begun.index, self._detokenizer_behind(begun, request.text))
+                sequences[index] = ActiveSequence(begun.index, self._detokenizer_behind(begun, request))
         return self._message(request, starts), sequences
 
-    def _detokenizer_behind(self, begun: SequenceDelta, options: TextOptions) -> Detokenizer:
-        detokenizer = Detokenizer(self._tokenizer, options)
+    def _detokenizer_behind(self, begun: SequenceDelta, request: GenerateRequest) -> Detokenizer:
+        detokenizer = Detokenizer(self._tokenizer, request.text, request.spec.prompt_token_ids)
         begun.text, stop, _ = detokenizer.feed(begun.token_ids)
         if stop is not None:
             raise InvalidRequestError(f"the sequence to be continued had ended already, at the stop string {stop!r}")

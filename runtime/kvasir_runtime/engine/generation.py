@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from kvasir_runtime.engine.tokenizer import Detokenizer
+from kvasir_runtime.engine.detokenizer import Detokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, RequestMovedError
 from kvasir_runtime.requests.outputs import FinishReason, SequenceOutput, TokenLogprobs
 from kvasir_runtime.transfer.params import KvTransferParams

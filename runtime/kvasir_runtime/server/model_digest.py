@@ -9,7 +9,10 @@ from pathlib import Path
 
 from kvasir_runtime.errors import ModelLoadError
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json",
+)  # fmt: skip
 _SAMPLES_PER_FILE = 16
 _SAMPLE_BYTES = 4096
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvasir_runtime.engine.detokenizer import TokenText
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
@@ -93,49 +94,87 @@ def transfer_params_of(sequences: Sequence[SequenceDelta]) -> KvTransferParams |
 
 
 class LogprobsFormatter:
-    """Of one sequence; it counts the text's offset from delta to delta."""
-
     def __init__(self, tokenizer: Tokenizer, *, tokens_as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._tokens_as_ids = tokens_as_ids
-        self._offset = 0
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        """Counts tokens that were shown by another server."""
-        self._offset += sum(len(self._token(token_id)) for token_id in token_ids)
 
     def chat(self, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
         return ChatLogprobs([self._chat_position(position) for position in positions])
 
-    def completion(self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None]) -> CompletionLogprobs:
+    def completion(
+        self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None], offsets: list[int]
+    ) -> CompletionLogprobs:
         """`None` at a position (a prompt's first token) has no probability."""
-        shaped = CompletionLogprobs([], [], [], [])
-        for token_id, position in zip(token_ids, positions, strict=True):
-            token = self._token(token_id)
-            shaped.text_offset.append(self._offset)
-            shaped.tokens.append(token)
-            shaped.token_logprobs.append(None if position is None else _finite(position.logprobs[0]))
-            shaped.top_logprobs.append(None if position is None else self._by_token(position))
-            self._offset += len(token)
-        return shaped
+        return CompletionLogprobs(
+            text_offset=offsets,
+            token_logprobs=[None if position is None else _finite(position.logprobs[0]) for position in positions],
+            tokens=[self._spelling(token_id) for token_id in token_ids],
+            top_logprobs=[None if position is None else self._by_spelling(position) for position in positions],
+        )
 
     def _chat_position(self, position: TokenLogprobs) -> ChatTokenLogprob:
         chosen, *top = (self._top(*entry) for entry in zip(position.token_ids, position.logprobs, strict=True))
         return ChatTokenLogprob(chosen.token, chosen.logprob, chosen.bytes, top)
 
     def _top(self, token_id: int, logprob: float) -> TopLogprob:
-        return TopLogprob(self._token(token_id), _finite(logprob), list(self._tokenizer.token_bytes(token_id)))
+        token_bytes = self._tokenizer.token_bytes(token_id)
+        token = _id_spelling(token_id) if self._tokens_as_ids else token_bytes.decode(errors="replace")
+        return TopLogprob(token, _finite(logprob), list(token_bytes))
 
-    def _by_token(self, position: TokenLogprobs) -> dict[str, float]:
-        by_token: dict[str, float] = {}
-        for token_id, logprob in zip(position.token_ids, position.logprobs, strict=True):
-            by_token.setdefault(self._token(token_id), _finite(logprob))
-        return by_token
+    def _by_spelling(self, position: TokenLogprobs) -> dict[str, float]:
+        """An entry a token: of two with one spelling the likelier has it, which comes first, as the chosen one does."""
+        by_id = dict(zip(position.token_ids, position.logprobs, strict=True))
+        by_spelling: dict[str, float] = {}
+        for token_id, logprob in by_id.items():
+            spelling = self._spelling(token_id)
+            by_spelling[_id_spelling(token_id) if spelling in by_spelling else spelling] = _finite(logprob)
+        return by_spelling
 
-    def _token(self, token_id: int) -> str:
+    def _spelling(self, token_id: int) -> str:
+        """Of a part of a character its bytes, as OpenAI spells them."""
         if self._tokens_as_ids:
-            return f"token_id:{token_id}"
-        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+            return _id_spelling(token_id)
+        token_bytes = self._tokenizer.token_bytes(token_id)
+        try:
+            return token_bytes.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
+
+def _id_spelling(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+class TextOffsets:
+    """Where the tokens of one sequence begin in its text, from delta to delta. A token without text of its own, which
+    is hidden or a part of a character, begins where the next text does, and none begins behind the text's end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, *, echoes: bool, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._at = self._num_chars = len(prompt.text) if echoes else 0
+        self._text = TokenText(tokenizer, skip_special_tokens=skip_special_tokens, context=prompt.token_ids)
+
+    def of_prompt(self) -> list[int]:
+        """A special token counts where the prompt's text has it: the tokenizer may have added it."""
+        text = self._prompt.text
+        tokens = TokenText(self._tokenizer, skip_special_tokens=False)
+        offsets, at = [], 0
+        for token_id in self._prompt.token_ids:
+            offsets.append(min(at, len(text)))
+            is_special = token_id in self._tokenizer.special_ids
+            if not is_special or text.startswith(self._tokenizer.token(token_id), at):
+                at += len(tokens.feed(token_id))
+        return offsets
+
+    def of_delta(self, delta: SequenceDelta) -> list[int]:
+        offsets = []
+        for token_id in delta.token_ids:
+            offsets.append(self._at)
+            self._at += len(self._text.feed(token_id))
+        self._num_chars += len(delta.text)
+        return offsets if delta.finish_reason is None else [min(offset, self._num_chars) for offset in offsets]
 
 
 def _finite(logprob: float) -> float:
@@ -248,15 +287,13 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
         self, tokenizer: Tokenizer, wishes: CompletionRequest, prompts: Sequence[Prompt], heading: Heading
     ) -> None:
         super().__init__(tokenizer, wishes, prompts, heading)
-        self._formatters = [self.formatter() for _ in range(len(prompts) * wishes.num_returned)]
+        self._offsets: dict[int, TextOffsets] = {}
         self._begun: set[int] = set()
 
     def skip(self, sequence: SequenceDelta) -> None:
         self._begun.add(sequence.index)
         if self.wishes.logprobs is not None:
-            if self.wishes.echo:
-                self._formatters[sequence.index].skip(self._prompt_of(sequence.index).token_ids)
-            self._formatters[sequence.index].skip(sequence.token_ids)
+            self._offsets_of(sequence.index).of_delta(sequence)
 
     def shown(self, delta: SequenceDelta) -> SequenceDelta:
         if not self.wishes.is_echo_only:
@@ -305,10 +342,23 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
         if self.wishes.logprobs is None:
             return None
         token_ids, positions = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs)
+        text_offsets = self._offsets_of(delta.index)
+        offsets = text_offsets.of_delta(delta)
         if prompt is not None:
             prompt_positions = delta.prompt_logprobs or [None] * len(prompt.token_ids)
             token_ids, positions = prompt.token_ids + token_ids, prompt_positions + positions
-        return self._formatters[delta.index].completion(token_ids, positions)
+            offsets = text_offsets.of_prompt() + offsets
+        return self.formatter().completion(token_ids, positions, offsets)
+
+    def _offsets_of(self, index: int) -> TextOffsets:
+        if index not in self._offsets:
+            self._offsets[index] = TextOffsets(
+                self.tokenizer,
+                self._prompt_of(index),
+                echoes=bool(self.wishes.echo),
+                skip_special_tokens=self.wishes.skip_special_tokens,
+            )
+        return self._offsets[index]
 
     def _completion(
         self,

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, shortened
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
-from kvasir_runtime.engine.tokenizer import TextOptions
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import MAX_STOP_TOKEN_IDS, BeamSearch, SamplingParams

@@ -169,7 +169,6 @@ class TokenizerResponse(msgspec.Struct):
     """The text of a tokenizer.json, with what tokenizer_config.json overrules."""
     chat_template: str | None
     special_tokens: dict[str, str]
-    adds_bos: bool
     digest: str
     """Of the rest, sha256 in hex."""
 

@@ -28,12 +28,11 @@ class TokenizerDescription:
         """Tens of milliseconds of work for a large vocabulary, once."""
         tokenizer = self._tokenizer
         text, special_tokens = tokenizer.to_json(), tokenizer.special_tokens
-        parts = [text, self._chat_template, sorted(special_tokens.items()), tokenizer.adds_bos]
+        parts = [text, self._chat_template, sorted(special_tokens.items())]
         return TokenizerResponse(
             tokenizer=text,
             chat_template=self._chat_template,
             special_tokens=special_tokens,
-            adds_bos=tokenizer.adds_bos,
             digest=hashlib.sha256(msgspec.json.encode(parts)).hexdigest(),
         )
 

@@ -14,9 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from kvasir_runtime import request_metrics as counted
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest, child_seed
 from kvasir_runtime.engine.channel import CoreChannel, EngineChannel
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.messages import Abort, AbortRequests, EngineReady, StepOutputs, ToCore
-from kvasir_runtime.engine.tokenizer import TextOptions, Tokenizer
+from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import EngineDeadError, RequestFailedError, RequestTooLargeError, ServerUnavailableError
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec

@@ -446,7 +446,7 @@ def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel,
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
         core.step()
-    assert budget.num_prompt_tokens(1) == 21  # 3 tokens in a second, and a second for the decode
+    assert budget.num_prompt_tokens(1, 1, 1000) == 21  # 3 tokens in a second, and a second for the decode
 
 
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):

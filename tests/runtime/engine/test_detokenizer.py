@@ -1,13 +1,15 @@
 """Text that comes token by token is the text of all tokens at once."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from kvasir_runtime.engine.tokenizer import Detokenizer, StopStrings, TextOptions, Tokenizer, WindowStream
+from kvasir_runtime.engine.detokenizer import Detokenizer, StopStrings, TextOptions, WindowStream
+from kvasir_runtime.engine.tokenizer import Tokenizer
 
 TEXTS = [
     "größer, naïve — 日本語のテキスト 😀👩\N{ZERO WIDTH JOINER}🚀 end",
@@ -42,8 +44,8 @@ def sentencepiece_like() -> Tokenizer:
     return Tokenizer(backend, {})
 
 
-def stream(tokenizer: Tokenizer, token_ids: list[int], **options) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, TextOptions(**options))
+def stream(tokenizer: Tokenizer, token_ids: list[int], prompt: Sequence[int] = (), **options) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, TextOptions(**options), prompt)
     parts = [detokenizer.feed([token_id])[0] for token_id in token_ids[:-1]]
     return [*parts, detokenizer.finish(token_ids[-1:], None)[0]]
 
@@ -69,7 +71,7 @@ def test_window_decodes_random_bytes_of_a_byte_level_tokenizer_too(seed: int) ->
     tokenizer = byte_level()
     token_ids = random.Random(seed).choices(range(1, tokenizer.vocab_size), k=200)
     window = WindowStream(tokenizer)
-    text = "".join(window.feed(token_id) for token_id in token_ids) + window.finish()
+    text = "".join(window.feed(token_id) for token_id in token_ids) + window.pending()
     assert text == tokenizer.decode(token_ids)
 
 
@@ -78,9 +80,9 @@ class CountingTokenizer(Tokenizer):
 
     num_decoded = 0
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: list[int]) -> str:
         self.num_decoded += len(token_ids)
-        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return super().decode(token_ids)
 
 
 @pytest.mark.parametrize("text", ["plain text", "\N{GREEK SMALL LETTER ALPHA}"], ids=["text", "invalid bytes"])
@@ -96,6 +98,33 @@ def test_a_token_costs_the_same_however_long_the_text_has_become(text: str) -> N
         assert len("".join(window.feed(token_id) for _ in range(200))) >= 190
         costs.append(tokenizer.num_decoded - num_decoded)
     assert costs[-1] <= 1.1 * costs[1]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("prompt", [*TEXTS[:3], "</s>", "a </s>", "<s>"])
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece_like()], ids=["byte level", "sentencepiece"])
+def test_a_continuation_is_what_all_tokens_decode_to_without_the_prompts(
+    tokenizer: Tokenizer, prompt: str, skips: bool
+) -> None:
+    """Wherever the prompt ends, within a word or a character too, and however the tokens come."""
+    token_ids = tokenizer.encode(prompt + " Hello  wörld 日本 </s> x", add_special_tokens=False)
+    whole = tokenizer.decode([i for i in token_ids if not (skips and i in tokenizer.special_ids)])
+    for end in range(len(token_ids)):
+        given, made = token_ids[:end], token_ids[end:]
+        detokenizer = Detokenizer(tokenizer, TextOptions(skip_special_tokens=skips), given)
+        text = "".join(detokenizer.feed(made[at : at + 3]).text for at in range(0, len(made), 3))
+        text += detokenizer.finish([], None).text
+        whole_characters = Detokenizer(tokenizer, TextOptions(skip_special_tokens=skips)).feed(given).text
+        assert whole_characters + text == whole, (given, made)
+
+
+def test_half_a_character_that_the_prompt_ends_with_is_not_given_out_again() -> None:
+    for tokenizer in (byte_level(), sentencepiece_like()):
+        half, letter = (
+            tokenizer.encode("日", add_special_tokens=False)[:-1],
+            tokenizer.encode("b", add_special_tokens=False),
+        )
+        assert "".join(stream(tokenizer, letter[-1:], prompt=half)) == "b"
 
 
 def test_special_tokens_show_only_when_asked_for() -> None:
@@ -201,3 +230,54 @@ def test_held_text_comes_out_at_the_end() -> None:
     first, _, _ = detokenizer.feed(token_ids[:-1])
     last, stop, _ = detokenizer.finish(token_ids[-1:], None)
     assert (first + last, stop) == ("non-sto", None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (["<|end|>"], ("ab", "<|end|>", 3)),
+        (["b<|end|>c"], ("a", "b<|end|>c", 4)),
+        (["<|end|>x", "c<|end|>", "zz"], ("ab", "c<|end|>", 5)),
+        (["<|end|>d", "bc"], ("a", "bc", 4)),
+        (["<|end|>x"], ("abc|end|>", None, 13)),
+        (["|end|>"], ("abc", "|end|>", 11)),
+    ],
+)
+def test_a_stop_string_with_a_special_token_ends_the_text_at_that_token(stop: list[str], expected: tuple) -> None:
+    """And not where the token is spelt out or others stand between; what is hidden stays so."""
+    tokenizer = byte_level()
+    token_ids = [i for part in ["a", "b", "<|end|>", "c", "<|end|>", *"|end|>z"] for i in encoded(tokenizer, part)]
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=tuple(stop)))
+    new, last = detokenizer.feed(token_ids[:-1]), None
+    if new.stop is None:
+        last = detokenizer.finish(token_ids[-1:], None)
+        assert (new.text + last.text, last.stop) == (expected[0] + "z", None)
+    else:
+        assert new == expected
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "a"),
+        ({"include_stop_str_in_output": True}, "ab<|end|>"),
+        ({"skip_special_tokens": False}, "a"),
+        ({"min_tokens": 3}, "abc"),
+    ],
+)
+def test_a_special_token_of_a_stop_string_is_shown_as_asked_for(size: int, options: dict, text: str) -> None:
+    tokenizer = byte_level()
+    token_ids = [i for part in ["a", "b", "<|end|>", "c", "b", "<|end|>", "d"] for i in encoded(tokenizer, part)]
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=("b<|end|>",), **options))
+    given = ""
+    for at in range(0, len(token_ids), size):
+        new = detokenizer.feed(token_ids[at : at + size])
+        given += new.text
+        if new.stop is not None:
+            break
+    assert (given, new.stop) == (text, "b<|end|>")

@@ -14,9 +14,10 @@ from tests.runtime.exactness.speculators import METHODS, NUM_DRAFTS
 
 from kvasir_runtime.config import SpeculativeConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta, joined
 from kvasir_runtime.engine.messages import AbortRequests, EngineReady, FromCore, ToCore
-from kvasir_runtime.engine.tokenizer import TextOptions, Tokenizer
+from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams

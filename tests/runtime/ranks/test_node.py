@@ -28,10 +28,10 @@ class EndingProcess:
 def test_a_rank_whose_status_comes_after_its_end_is_still_the_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    process, place = EndingProcess(exit_code=5), RankPlace(Topology(pipeline_size=2, num_nodes=2), 1)
+    process, place = EndingProcess(exit_code=9), RankPlace(Topology(pipeline_size=2, num_nodes=2), 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         status = NodeStatus(tmp_path / "ranks", [place])
         node = NodeServer({place: process}, status, listener, shutdown_timeout=1)
         assert asyncio.run(node.run()) == 1
-    assert "rank 1 ended without a word, with status 5" in caplog.text
+    assert "rank 1 ended without a word, with status 9" in caplog.text
     os.close(process.sentinel)

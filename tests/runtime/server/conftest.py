@@ -23,6 +23,7 @@ import msgspec
 import openai
 import pytest
 import tokenizers
+from tests.runtime.engine.test_detokenizer import sentencepiece_like
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kvasir_runtime.config import CacheConfig, ModelConfig, RuntimeConfig, ServerConfig
@@ -395,6 +396,17 @@ def running(shared: Running) -> Running:
     core.is_hanging, core.step_seconds, core.num_cached_tokens, core.error = False, 0.001, 0, None
     core.is_too_large = False
     return shared
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With a tokenizer whose decoder strips a text's first space."""
+    folder = tmp_path_factory.mktemp("models") / "m"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(sentencepiece_like().to_json())
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "add_bos_token": true}')
+    with running_server(folder, folder) as running:
+        yield running
 
 
 @pytest.fixture

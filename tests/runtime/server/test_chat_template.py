@@ -198,6 +198,7 @@ def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(s
     [
         ("hi", "messages[0]"),
         ({"content": "hi"}, "messages[0]"),
+        ({"role": "critic", "content": "hi"}, "messages[0]"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}, "messages[0].tool_calls"),

@@ -1,8 +1,13 @@
 """POST /v1/completions, asked through the official client."""
 
 import json
+from pathlib import Path
 
 import pytest
+
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.server.openai import LogprobsFormatter
 
 PROMPT = "the quick brown fox größer 日本語 😀"
 
@@ -39,6 +44,62 @@ def test_stream_adds_up_to_the_whole_answer(running, echo: bool) -> None:
     assert texts == [choice.text for choice in whole.choices]
     assert tokens == [choice.logprobs.tokens for choice in whole.choices]
     assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("the <|im_start|>quick 😀!a", "the <|im_start|>quick 😀!a"),
+        ([1, *(3 + b"!a"[0] - 33 for _ in range(2)), 2], "<|im_start|>!!<|im_end|>"),
+        ("日本語 größer ", "日本語 größer "),
+    ],
+)
+def test_an_offset_is_where_a_tokens_text_begins(running, prompt: str | list[int], text: str, echo: bool) -> None:
+    [choice] = running.client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=40, echo=echo, logprobs=0, extra_body={"ignore_eos": True}
+    ).choices
+    assert choice.text.startswith(text if echo else text[:2].replace("<|", "!!"))
+    offsets = choice.logprobs.text_offset
+    assert offsets == sorted(offsets)
+    for token, offset, end in zip(choice.logprobs.tokens, offsets, [*offsets[1:], len(choice.text)], strict=True):
+        if end > offset and not token.startswith("bytes:"):
+            assert choice.text[offset:end] == token
+
+
+def test_no_offset_is_behind_a_text_that_a_stop_string_ends(running) -> None:
+    [choice] = running.client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=50, stop="quick brown", logprobs=0
+    ).choices
+    assert (choice.text, max(choice.logprobs.text_offset)) == ("the ", 4)
+
+
+def test_every_token_has_an_entry_among_the_alternatives(model_folder: Path) -> None:
+    """Parts of characters too, and tokens that are spelt alike."""
+    tokenizer = Tokenizer.load(model_folder)
+    halves = tokenizer.encode("日", add_special_tokens=False)
+    padded = [tokenizer.vocab_size, tokenizer.vocab_size + 1]
+    ids = [halves[1], *halves, *padded]
+    position = TokenLogprobs(ids, [-0.5, -0.25, -0.5, -1.0, -2.0], rank=2)
+    shaped = LogprobsFormatter(tokenizer, tokens_as_ids=False).completion(ids[:1], [position], [0])
+    assert shaped.tokens == ["bytes:\\xa5"]
+    [top] = shaped.top_logprobs
+    assert top == {"bytes:\\xa5": -0.5, "bytes:\\xe6\\x97": -0.25, "": -1.0, f"token_id:{padded[1]}": -2.0}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("echo", "text"), [(True, "Hey you Hey"), (False, " Hey")])
+def test_the_first_space_behind_a_prompt_is_kept(sentencepiece, is_stream: bool, echo: bool, text: str) -> None:
+    token_ids = sentencepiece.tokenizer.encode("Hey you", add_special_tokens=False).ids
+    for prompt in ("Hey you", token_ids):
+        options = {"prompt": prompt, "max_tokens": 5 if prompt == "Hey you" else 4, "echo": echo, "logprobs": 0}
+        answer = sentencepiece.client.completions.create(model="m", stream=is_stream, **options)
+        choices = [choice for chunk in (answer if is_stream else [answer]) for choice in chunk.choices]
+        assert "".join(choice.text for choice in choices) == text
+        offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
+        tokens = [token for choice in choices for token in choice.logprobs.tokens]
+        begins = dict(zip(tokens, offsets, strict=True))
+        assert text.rindex("H") == begins["H"]
 
 
 def test_sixteen_tokens_are_made_when_the_client_does_not_say(running) -> None:

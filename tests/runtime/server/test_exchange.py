@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
+from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
-from kvasir_runtime.engine.tokenizer import TextOptions
 from kvasir_runtime.errors import KvasirRuntimeError, RequestFailedError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs

@@ -33,6 +33,7 @@ CHANGES: list[Callable[[Path], object]] = [
     lambda folder: (folder / "config.json").write_text('{"a": 1}'),
     lambda folder: (folder / "tokenizer.json").write_text('{"a": 1}'),
     lambda folder: (folder / "tokenizer.json").unlink(),
+    lambda folder: (folder / "added_tokens.json").write_text('{"<x>": 1}'),
 ]
 
 

@@ -106,6 +106,17 @@ def test_a_stream_cut_at_any_event_and_continued_adds_up_to_the_whole(running, n
         assert added_up(before + split(rest)[1]) == added_up(whole), f"cut after {cut} blocks"
 
 
+def test_a_continued_stream_keeps_spaces_and_characters_that_a_decoder_needs_context_for(sentencepiece) -> None:
+    body = {"prompt": "日本 and 😀", "max_tokens": 17, "stream": True, "echo": True}
+    blocks = stream(sentencepiece, "/v1/completions", body)
+    whole = added_up(split(blocks)[1])
+    assert whole["choices"][0][".text"] == "日本 and 😀 日本 and 😀"
+    for cut in range(1, len(blocks)):
+        journal, before = split(blocks[:cut])
+        rest = stream(sentencepiece, "/v1/completions", body, journal)
+        assert added_up(before + split(rest)[1]) == whole, f"cut after {cut} blocks"
+
+
 def test_a_stream_with_a_journal_differs_from_one_without_by_its_comments_only(running) -> None:
     running.core.step_seconds = 0.005
     path, body = REQUESTS["chat-seed"]

@@ -71,9 +71,9 @@ class WatchedTokenizer(Tokenizer):
 
     threads: set[threading.Thread]
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+    def decode(self, token_ids: list[int]) -> str:
         self.threads.add(threading.current_thread())
-        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return super().decode(token_ids)
 
     def token(self, token_id: int) -> str:
         self.threads.add(threading.current_thread())
