@@ -5,18 +5,23 @@
 A Go program (`router_overhead/`) is the load generator and the mock engines; they share a core, and the router under
 test has another to itself. Every workload visits all routers in turn, and that several times, so that what else the
 machine does falls on all alike. The other routers come from the package index, each in an environment of its own.
+Rows of "as operated" are ours as the operator starts it, before engines of ours: those keep journals of streams and
+tell their tokenizer, and their KV events say that each has all conversations cached.
 `--rounds 1 --seconds 2` is a first look, in under three minutes once they are installed; `--only streams --routers`
 runs the workloads that have the word in their names, and ours alone. What is not whole is printed and not kept.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,9 +30,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import zmq
 from servers import WORK, OtherWork, Server, end_on_sigterm, install, this_machine
 
 from kvasir_operator.local.network import free_port
+from kvasir_router.config import KvEventPorts
+from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -35,6 +45,9 @@ NUM_ENGINES = 4
 OURS, NONE = "kvasir", "none"
 RIVALS = {"sglang-router": "0.3.2", "smg": "1.13.0", "vllm-router": "0.1.17"}
 ANSWER_LIMIT_SECONDS = 60
+LONG_BODY = 40_000
+BLOCK_SIZE = 16
+MODEL = ROOT / "examples" / "models" / "kvasir-python-7m"
 SOAK = ("-connections=8", "-rate=50", "-body=40000")
 MEMORY_SAMPLE_SECONDS = 0.5
 
@@ -48,8 +61,13 @@ class Workload:
     """What an engine takes for a token; 0: nothing."""
     is_stream: bool = False
     watches_memory: bool = False
+    as_operated: bool = False
 
     def __str__(self) -> str:
+        return f"as operated, {self._load}" if self.as_operated else self._load
+
+    @property
+    def _load(self) -> str:
         size = f"{self.body_bytes} B" if self.body_bytes < 1000 else f"{self.body_bytes // 1000} kB"
         if self.is_stream:
             return f"{self.connections} streams, a chunk every {self.pace_ms} ms"
@@ -119,6 +137,9 @@ def workloads(seconds: float) -> dict[Workload, tuple[Figure, ...]]:
             RESIDENT,
             ERRORS,
         ),
+        Workload(1, LONG_BODY, as_operated=True): (P50, P99),
+        Workload(64, LONG_BODY, as_operated=True): (RATE, REQUESTS_A_CPU_SECOND),
+        Workload(256, 200, 50, 20, is_stream=True, as_operated=True): (DELAY_P50, DELAY_P99, CHUNKS_A_CPU_SECOND),
     }
 
 
@@ -253,7 +274,7 @@ def main() -> None:
     options = parse_arguments()
     end_on_sigterm()
     head, table, other_work = heading(options), Table(), OtherWork()
-    with running(options) as bench:
+    with running(options) as (bench, operated):
         if options.minutes:
             with other_work.than(*bench.servers):
                 soak(bench, table, options.minutes)
@@ -261,10 +282,11 @@ def main() -> None:
             for workload, figures in workloads(options.seconds).items():
                 if options.only not in str(workload):
                     continue
-                with other_work.than(*bench.servers):
+                which = operated if workload.as_operated else bench
+                with other_work.than(*bench.servers, *operated.servers):
                     samples = {
-                        name: bench.visit(name, workload, options.seconds)
-                        for name in rotated(bench.targets, round_number)
+                        name: which.visit(name, workload, options.seconds)
+                        for name in rotated(which.targets, round_number)
                     }
                 report_round(round_number, workload, samples)
                 table.add_round(workload, figures, samples)
@@ -293,33 +315,91 @@ def parse_arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def running(options: argparse.Namespace) -> Iterator[Bench]:
-    """Engines and routers, started and found to answer; all are stopped at the end."""
+def running(options: argparse.Namespace) -> Iterator[tuple[Bench, Bench]]:
+    """Engines and routers, started and found to answer, and the same as operated; all are stopped at the end."""
     load_core, router_core = min(os.sched_getaffinity(0)), max(os.sched_getaffinity(0))
     program = compiled()
-    ports = [free_port("127.0.0.1") for _ in range(NUM_ENGINES)]
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    engines = Server("engines", [str(program), "engines", f"-ports={','.join(map(str, ports))}"], ports[0])
-    routers = {OURS: our_router(ROOT, urls)}
-    routers |= {
-        name: our_router(Path(folder), urls) for name, _, folder in (also.partition("=") for also in options.also)
-    }
+    trees = {OURS: ROOT, **{name: Path(folder) for name, _, folder in (also.partition("=") for also in options.also)}}
+    tokenizer = card()
+    card_file = WORK / "router_overhead-tokenizer.json"
+    card_file.write_bytes(msgspec.json.encode(tokenizer))
+    engines, urls = mock_engines(program)
+    own_engines, own_urls = mock_engines(program, f"-tokenizer={card_file}")
+    ports = KvEventPorts(free_port("127.0.0.1"), free_port("127.0.0.1"))
+    routers = {name: our_router(tree, urls) for name, tree in trees.items()}
     routers |= {name: rival(name, urls) for name in options.routers}
-    for router in routers.values():
+    own_routers = {name: our_router(tree, own_urls, ports) for name, tree in trees.items()}
+    benches = Bench(program, engines, urls, routers), Bench(program, own_engines, own_urls, own_routers)
+    for router in (*routers.values(), *own_routers.values()):
         router.command[:0] = ["taskset", "--cpu-list", str(router_core)]
     os.sched_setaffinity(0, {load_core})  # and with it all that is started from here, but the routers
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-    bench = Bench(program, engines, urls, routers)
+    with publishing(ports, stored_events(program, tokenizer)):
+        try:
+            for kind, bench in zip(("", "operated-"), benches, strict=True):
+                for name, server in {"engines": bench.engines, **bench.routers}.items():
+                    server.start(WORK / f"router_overhead-{kind}{name}.log")
+                for name in bench.routers:
+                    wait_for_answer(bench, name)
+            yield benches
+        finally:
+            for bench in benches:
+                for server in bench.servers:
+                    server.stop()
+
+
+def mock_engines(program: Path, *flags: str) -> tuple[Server, list[str]]:
+    ports = [free_port("127.0.0.1") for _ in range(NUM_ENGINES)]
+    command = [str(program), "engines", f"-ports={','.join(map(str, ports))}", *flags]
+    return Server("engines", command, ports[0]), [f"http://127.0.0.1:{port}" for port in ports]
+
+
+def card() -> TokenizerCard:
+    template = (MODEL / "chat_template.jinja").read_text()
+    return TokenizerCard((MODEL / "tokenizer.json").read_text(), "example", template, {"eos_token": "<|im_end|>"})
+
+
+def stored_events(program: Path, described: TokenizerCard) -> list[Any]:
+    """Every conversation's blocks, as vLLM tells of them."""
+    texts = subprocess.check_output([str(program), "conversations", f"-body={LONG_BODY}"], text=True).splitlines()
+    tokenizer, events = PromptTokenizer(described, PieceCache(2**26)), []
+    for number, text in enumerate(texts):
+        messages = msgspec.json.encode([{"role": "user", "content": text}])
+        tokens = array("I", tokenizer.tokens(Prompt(b"", False, b"", msgspec.Raw(messages))) or b"")
+        num_blocks = len(tokens) // BLOCK_SIZE - 2  # the end is another in a longer prompt
+        digests = [f"{number} {block}".encode() for block in range(num_blocks)]
+        stored = list(tokens[: num_blocks * BLOCK_SIZE])
+        events.append(["BlockStored", digests, None, stored, BLOCK_SIZE, None, "GPU"])
+    return events
+
+
+@contextmanager
+def publishing(ports: KvEventPorts, events: list[Any]) -> Iterator[None]:
+    """All in one message, which was sent before anybody listened and is replayed to whoever asks."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    message = ((0).to_bytes(8, "big"), msgspec.msgpack.encode([1.0, events, None]))
+    end = ((-1).to_bytes(8, "big", signed=True), b"")
+    live, replay = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    live.bind(f"tcp://127.0.0.1:{ports.events}")
+    replay.bind(f"tcp://127.0.0.1:{ports.replay}")
+
+    def serve() -> None:
+        with contextlib.suppress(zmq.ContextTerminated):
+            while True:
+                client, empty, start = replay.recv_multipart()
+                for answer in (message, end) if start == message[0] else (end,):
+                    replay.send_multipart((client, empty, *answer))
+        replay.close(linger=0)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
     try:
-        for name, server in {"engines": engines, **routers}.items():
-            server.start(WORK / f"router_overhead-{name}.log")
-        for name in routers:
-            wait_for_answer(bench, name)
-        yield bench
+        yield
     finally:
-        for server in bench.servers:
-            server.stop()
+        live.close(linger=0)
+        context.term()
+        thread.join()
 
 
 def compiled() -> Path:
@@ -328,12 +408,14 @@ def compiled() -> Path:
     return program
 
 
-def our_router(tree: Path, engine_urls: list[str]) -> Server:
+def our_router(tree: Path, engine_urls: list[str], ports: KvEventPorts | None = None) -> Server:
+    """`ports`: as the operator starts it."""
     port = free_port("127.0.0.1")
     command = [
         sys.executable, "-m", "kvasir_router", "serve", "--model", "m", "--port", str(port),
         "--admin-port", str(free_port("127.0.0.1")), "--log-level", "warning",
         *(part for url in engine_urls for part in ("--endpoint", url)),
+        *(() if ports is None else ("--kv-events", f"{ports.events}:{ports.replay}")),
     ]  # fmt: skip
     return Server(OURS, command, port, {"PYTHONPATH": str(tree / "router")}, ready_path="/v1/models")
 
@@ -395,11 +477,12 @@ def report_round(round_number: int, workload: Workload, samples: Mapping[str, Sa
 
 def heading(options: argparse.Namespace) -> str:
     rivals = ", ".join(f"{name} {RIVALS[name]}" for name in options.routers)
+    beside = f"{rivals} with policy cache_aware, ours" if rivals else "Ours"
     return f"""# What routers add, {date.today()}
 
 `python benchmarks/router_overhead.py {" ".join(sys.argv[1:])}` at {this_machine()}.
 
-{rivals} with policy cache_aware, ours with its own; {NUM_ENGINES} mock engines. The router is pinned to one core, load
+{beside} with its own policy; {NUM_ENGINES} mock engines. The router is pinned to one core, load
 generator and engines share the other. "None" is the same load without a router: its own figures, which are taken off
 what is called added. Half of each prompt is one of 32 conversations, the rest was never asked before. Medians of
 {options.rounds} rounds of {options.seconds:g} s; a ratio above 1 is better for ours."""

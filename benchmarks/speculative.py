@@ -1,6 +1,7 @@
 """Speculative decoding, method by method, beside no speculation: the same model, prompts, client and run.
 
     python benchmarks/speculative.py [--rounds 3] [--methods ngram suffix ...] [--temperature 0.8] [--fixed]
+        [--processor]
 
 The target is examples/models/kvasir-python-7m with its draft model and heads; prompts are code and chats that none of
 them has seen. All engines are started, then every workload visits them in turn while the others are stopped by signal.
@@ -85,7 +86,7 @@ def main() -> None:
         for workload in workloads(prompts, options.rounds):
             for name, engine in engines.items():
                 pause_all_but(engine, engines)
-                run = measure(engine, workload, options.temperature)
+                run = measure(engine, workload, options)
                 print(f"round {workload.round_number}, {workload.streams} streams, {name}: {run}", flush=True)
                 runs[name, workload.streams].append(run)
     finally:
@@ -103,6 +104,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--fixed", action="store_true", help="always all drafts, whether they pay or not")
+    parser.add_argument("--processor", action="store_true", help="a second is one of the engine's processor time")
     parser.add_argument("--tag", default="", help="ends the file's name")
     return parser.parse_args()
 
@@ -148,10 +150,11 @@ def pause_all_but(engine: Server, engines: dict[str, Server]) -> None:
             other.resume() if other is engine else other.pause()
 
 
-def measure(engine: Server, workload: Workload, temperature: float) -> Run:
-    before, begin = counters(engine), time.perf_counter()
-    num_tokens = asyncio.run(complete_all(engine, workload.prompts, workload.streams, temperature))
-    seconds = time.perf_counter() - begin
+def measure(engine: Server, workload: Workload, options: argparse.Namespace) -> Run:
+    clock = engine.cpu_seconds if options.processor else time.perf_counter
+    before, begin = counters(engine), clock()
+    num_tokens = asyncio.run(complete_all(engine, workload.prompts, workload.streams, options.temperature))
+    seconds = clock() - begin
     verified, held = (after - first for after, first in zip(counters(engine), before, strict=True))
     length = (verified + held) / verified if verified else None
     return Run(num_tokens / seconds, length, (verified + held) / num_tokens)
@@ -215,6 +218,7 @@ def heading(options: argparse.Namespace) -> str:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     cpu = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     depth = f"always {NUM_DRAFTS} drafts" if options.fixed else f"up to {NUM_DRAFTS} drafts, adaptive"
+    processor = "\nSeconds are of the engine's processor time: others count little." if options.processor else ""
     return f"""# Speculative decoding on a CPU, {date.today()}
 
 `python benchmarks/speculative.py {" ".join(sys.argv[1:])}` at commit {commit or "none"}; {cpu.split(":")[1].strip()},
@@ -223,7 +227,7 @@ def heading(options: argparse.Namespace) -> str:
 {TARGET} in bf16, temperature {options.temperature:g}, {depth}; {PROMPT_TOKENS} prompt tokens of held-out
 code and chats, at most {MAX_TOKENS} written, over HTTP. Acceptance length: tokens that a verification of drafts brings,
 the target's own included; in brackets the share of all tokens that came that way. Medians of {options.rounds} rounds;
-the speed-up is taken within each round. No prompt comes twice, in a round or in another."""
+the speed-up is taken within each round. No prompt comes twice, in a round or in another.{processor}"""
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,14 +35,25 @@ const (
 	done = "data: [DONE]\n\n"
 )
 
+var keepsJournals bool
+
 var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // serveEngines serves until it is killed.
 func serveEngines(arguments []string) error {
 	flags := flag.NewFlagSet("engines", flag.ExitOnError)
 	ports := flags.String("ports", "", "a port for each engine, parted by commas")
+	tokenizer := flags.String("tokenizer", "", "what to answer to GET /tokenizer: engines of ours, which keep journals")
 	_ = flags.Parse(arguments)
 	engine := http.NewServeMux()
+	keepsJournals = *tokenizer != ""
+	if keepsJournals {
+		card, err := os.ReadFile(*tokenizer)
+		if err != nil {
+			return err
+		}
+		engine.HandleFunc("GET /tokenizer", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, string(card)) })
+	}
 	for path, fact := range facts {
 		engine.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, fact) })
 	}
@@ -70,18 +82,24 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	case isStream:
-		stream(w, count, time.Duration(pace)*time.Millisecond)
+		stream(w, count, time.Duration(pace)*time.Millisecond, keepsJournals && r.Header.Get("X-Kvasir-Resumable") != "")
 	default:
 		time.Sleep(time.Duration(count*pace) * time.Millisecond)
 		writeJSON(w, fmt.Sprintf(completion, time.Now().UnixNano()))
 	}
 }
 
-func stream(w http.ResponseWriter, count int, pace time.Duration) {
+func stream(w http.ResponseWriter, count int, pace time.Duration, hasJournal bool) {
 	w.Header().Set("Content-Type", "text/event-stream")
+	if hasJournal {
+		w.Header().Set("X-Kvasir-Resumable", "1")
+	}
 	flusher := http.NewResponseController(w)
 	for number := range count {
 		time.Sleep(pace)
+		if hasJournal {
+			fmt.Fprintf(w, ": kvasir [%d,[%d]]\n", number, number)
+		}
 		fmt.Fprintf(w, chunk, number, time.Now().UnixNano())
 		if flusher.Flush() != nil {
 			return // the client is gone

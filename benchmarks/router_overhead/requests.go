@@ -1,6 +1,7 @@
 package main
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -40,15 +41,33 @@ func (r *requests) next(host string) net.Buffers {
 	number := int(r.asked.Add(1))
 	head := fmt.Sprintf("POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n"+
 		"Content-Length: %d\r\n\r\n%s", host, r.bodyBytes, r.opening)
-	conversation := number % numConversations * (textBytes - r.sharedBytes) / numConversations
 	unique := number * 7919 % (textBytes - r.uniqueBytes)
 	return net.Buffers{
 		[]byte(head),
-		r.text[conversation:][:r.sharedBytes],
+		r.conversation(number),
 		[]byte(stamp(number)), // what follows has been sent before, but never after this
 		r.text[unique:][:r.uniqueBytes],
 		[]byte(r.closing),
 	}
+}
+
+// printConversations prints what prompts of bodies of one size begin with, one a line.
+func printConversations(arguments []string) error {
+	flags := flag.NewFlagSet("conversations", flag.ExitOnError)
+	bodyBytes := flags.Int("body", 0, "bytes of a body, not streamed, of one token")
+	_ = flags.Parse(arguments)
+	made, err := newRequests(*bodyBytes, 1, 0, false)
+	if err != nil {
+		return err
+	}
+	for number := range numConversations {
+		fmt.Printf("%s\n", made.conversation(number))
+	}
+	return nil
+}
+
+func (r *requests) conversation(number int) []byte {
+	return r.text[number%numConversations*(textBytes-r.sharedBytes)/numConversations:][:r.sharedBytes]
 }
 
 func stamp(number int) string { return fmt.Sprintf(" %010d ", number) }

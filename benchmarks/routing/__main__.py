@@ -2,15 +2,17 @@
 
     python -m benchmarks.routing --trace FILE --speed 0.5 1 2 3 --replicas 8 64 --routers 1 2 4
 
-FILE is in Mooncake's format, or one of agents, chats, documents (synthetic), or azure:FILE for Azure's CSV of 2023,
-whose requests share nothing. Prints a table: share of prompt tokens found cached, seconds to the first token, and the
-busiest engine's prefill work over the mean.
+FILE is in Mooncake's format, or the name of a synthetic trace (agents, chats, documents, hot-document, hot-documents,
+slow-decoder), or azure:FILE for Azure's CSV of 2023, whose requests share nothing. Prints a table: share of prompt
+tokens found cached; seconds to the first token; between two tokens; seconds to the last token; and of the busiest
+engine over the mean, the prefill work and the requests.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -20,12 +22,19 @@ from benchmarks.routing.simulation import Outcome, Setting, simulate
 from benchmarks.routing.synthetic import SYNTHETIC, azure
 from benchmarks.routing.trace import Trace, load_mooncake
 
-_HEAD = "| speed | replicas | routers | rule | hit rate | TTFT mean, s | p50 | p90 | p99 | balance |"
+_HEAD = (
+    "| speed | replicas | routers | rule | hit rate | TTFT mean, s | p50 | p90 | p99 | TPOT mean, ms | p99 "
+    "| end to end mean, s | p99 | prefill max/mean | requests max/mean |"
+)
 
 
 def main() -> None:
     arguments = _parser().parse_args()
     trace = load(arguments.trace, arguments.seed)
+    if arguments.first is not None:
+        trace = replace(trace, requests=trace.requests[: arguments.first])
+    if arguments.decode_slowdowns is not None:
+        trace = replace(trace, decode_slowdowns=tuple(arguments.decode_slowdowns))
     print(
         f"{trace.name}: {len(trace.requests)} requests, {trace.hit_ceiling():.3f} of prompt tokens at most are hits\n"
     )
@@ -71,7 +80,9 @@ def _seconds(milliseconds: float) -> float | None:
 def _row(setting: Setting, name: str, outcome: Outcome) -> str:
     return (
         f"| {setting.speed:g} | {setting.num_replicas} | {setting.num_routers} | {name} | {outcome.hit_rate:.3f} "
-        f"| {outcome.mean:.3f} | {outcome.p50:.3f} | {outcome.p90:.3f} | {outcome.p99:.3f} | {outcome.balance:.2f} |"
+        f"| {outcome.mean:.3f} | {outcome.p50:.3f} | {outcome.p90:.3f} | {outcome.p99:.3f} "
+        f"| {1000 * outcome.token_mean:.1f} | {1000 * outcome.token_p99:.1f} "
+        f"| {outcome.end_mean:.3f} | {outcome.end_p99:.3f} | {outcome.balance:.2f} | {outcome.requests_balance:.2f} |"
     )
 
 
@@ -79,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trace", required=True, help="FILE, agents, chats, documents or azure:FILE")
+    parser.add_argument("--trace", required=True, help=f"FILE, azure:FILE, or one of {', '.join(SYNTHETIC)}")
+    parser.add_argument("--first", type=int, help="so many of its requests; all where not given")
     parser.add_argument("--speed", type=float, nargs="+", default=[1.0], help="times the trace's own")
     parser.add_argument("--replicas", type=int, nargs="+", default=[8])
     parser.add_argument("--routers", type=int, nargs="+", default=[1])
@@ -87,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--late-ms", type=float, default=50.0, help="how late KV events and load reports are")
     parser.add_argument(
         "--peer-ms", type=float, default=2.0, help="how late our routers hear each other; negative: not at all"
+    )
+    parser.add_argument(
+        "--decode-slowdowns",
+        type=float,
+        nargs="*",
+        help="of the first engines; else the trace's own",
     )
     parser.add_argument("--seed", type=int, default=0)
     model = EngineModel()

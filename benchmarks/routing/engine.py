@@ -6,13 +6,14 @@ request uses stay cached until their place is needed, the least recently used fi
 """
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import inf
+from math import exp2, inf
 
 from benchmarks.routing.job import Job
 
 _EPSILON = 1e-9
+_RATE_HALF_LIFE_SECONDS = 5.0  # as the runtime's
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,13 @@ class EngineModel:
     decode_seconds_per_kv_token: float = 2.5e-8
     fetch_tokens_per_second: float = 50_000.0  # KV from a peer: 64 KiB a token at 3.3 GB/s
     fetch_overhead_seconds: float = 0.005
+
+    def decoding_slower(self, times: float) -> "EngineModel":
+        return replace(
+            self,
+            decode_step_seconds=times * self.decode_step_seconds,
+            decode_seconds_per_kv_token=times * self.decode_seconds_per_kv_token,
+        )
 
     def prefill_seconds(self, num_tokens: int, num_cached_tokens: int) -> float:
         context = num_cached_tokens + num_tokens / 2
@@ -75,6 +83,7 @@ class Engine:
         self._unused: OrderedDict[int, None] = OrderedDict()  # cached, least recent first
         self._output_blocks = 0
         self._recent_tokens = self._recent_seconds = 0.0
+        self._recent_steps = self._recent_step_seconds = 0.0
 
     @property
     def num_running(self) -> int:
@@ -95,6 +104,11 @@ class Engine:
     @property
     def steps_per_second(self) -> float:
         return self._steps_per_second
+
+    @property
+    def recent_steps_per_second(self) -> float:
+        """As engines report it: over the last seconds in which it worked, prefills included."""
+        return self._recent_steps / self._recent_step_seconds if self._recent_step_seconds else 0.0
 
     @property
     def chunk_seconds(self) -> float:
@@ -182,6 +196,10 @@ class Engine:
             return
         self._now = now
         self._steps += elapsed * self._steps_per_second
+        if self._steps_per_second:
+            kept = exp2(-elapsed / _RATE_HALF_LIFE_SECONDS)
+            self._recent_steps = kept * self._recent_steps + elapsed * self._steps_per_second
+            self._recent_step_seconds = kept * self._recent_step_seconds + elapsed
         if self.prefilling is not None:
             self._prefill_left -= elapsed * self._prefill_speed
 

@@ -24,7 +24,7 @@ class Job:
     """The engine writes what became of it; `router` is the one that it was sent to."""
 
     __slots__ = (
-        "arrived", "blocks", "engine", "first_token_at", "num_cached_blocks", "num_cached_tokens",
+        "arrived", "blocks", "engine", "finished_at", "first_token_at", "num_cached_blocks", "num_cached_tokens",
         "num_expected_cached", "num_input_tokens", "num_output_tokens", "number", "request", "request_id", "router",
     )  # fmt: skip
 
@@ -40,7 +40,7 @@ class Job:
         self.num_output_tokens = traced.num_output_tokens
         self.blocks = traced.blocks
         self.engine = -1
-        self.first_token_at = 0.0
+        self.first_token_at = self.finished_at = 0.0
         self.num_cached_blocks = self.num_cached_tokens = 0  # when its prefill began
         self.num_expected_cached = 0  # when it reached the engine
 
@@ -52,6 +52,10 @@ class Job:
     def num_kv_tokens(self) -> float:
         """Read at each of its decode steps, on average."""
         return self.num_input_tokens + self.num_output_tokens / 2
+
+    @property
+    def seconds_between_tokens(self) -> float:
+        return (self.finished_at - self.first_token_at) / (self.num_output_tokens - 1)
 
     def tokens_of(self, num_blocks: int, block_tokens: int) -> int:
         """Cached with so many leading blocks; the last token is always computed, in blocks of the engine's own size."""

@@ -13,7 +13,7 @@ def report_of(engine: Engine, arrived: tuple[str, ...], now: float) -> LoadRepor
         running_uncached_tokens=engine.running_uncached_tokens(now),
         kv_used_tokens=engine.kv_used_tokens,
         kv_capacity_tokens=engine.model.kv_capacity_tokens,
-        steps_per_second=engine.steps_per_second,
+        steps_per_second=engine.recent_steps_per_second,
         prefill_tokens_per_second=engine.prefill_tokens_per_second,
         arrived=arrived,
         instance="0",

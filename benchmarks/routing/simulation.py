@@ -1,9 +1,11 @@
 """A trace through some routers and engines in virtual time, which an event loop keeps: routers are as they run."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, repeat
 from math import inf
 from random import Random
 from statistics import fmean
@@ -42,6 +44,11 @@ class Outcome:
     p90: float
     p99: float
     balance: float  # prefill work of the busiest engine over the mean
+    token_mean: float  # seconds between two tokens of an answer
+    token_p99: float
+    end_mean: float  # seconds to the last token
+    end_p99: float
+    requests_balance: float  # requests of the engine with the most over the mean
 
 
 class _Simulation:
@@ -49,8 +56,10 @@ class _Simulation:
 
     def __init__(self, trace: Trace, setting: Setting, make_rules: MakeRules) -> None:
         updates: list[CacheUpdate] = []
+        slowdowns = chain(trace.decode_slowdowns, repeat(1.0))
         self._engines = [
-            Engine(number, setting.model, trace.block_tokens, updates) for number in range(setting.num_replicas)
+            Engine(number, setting.model.decoding_slower(times), trace.block_tokens, updates)
+            for number, times in zip(range(setting.num_replicas), slowdowns, strict=False)
         ]
         source = Random(f"rules-{setting.seed}")
         self._world = World(
@@ -107,6 +116,7 @@ class _Simulation:
         self._changed(engine, now)
 
     def _finish(self, job: Job, now: float) -> None:
+        job.finished_at = now
         self._rules[job.router].finish(job, now)
         self._num_left -= 1
         if not self._num_left:
@@ -162,7 +172,14 @@ def _jobs(trace: Trace, setting: Setting) -> list[Job]:
 
 def _outcome(jobs: list[Job], engines: list[Engine]) -> Outcome:
     seconds = sorted(job.first_token_at - job.arrived for job in jobs)
+    ends = sorted(job.finished_at - job.arrived for job in jobs)
+    tokens = sorted(
+        (job.finished_at - job.first_token_at) / (job.num_output_tokens - 1)
+        for job in jobs
+        if job.num_output_tokens > 1
+    )
     work = [engine.work_seconds for engine in engines]
+    num_requests = Counter(job.engine for job in jobs)
     return Outcome(
         hit_rate=sum(engine.num_cached_tokens for engine in engines)
         / sum(engine.num_prompt_tokens for engine in engines),
@@ -171,6 +188,11 @@ def _outcome(jobs: list[Job], engines: list[Engine]) -> Outcome:
         p90=quantile(seconds, 0.9),
         p99=quantile(seconds, 0.99),
         balance=max(work) / fmean(work),
+        token_mean=fmean(tokens),
+        token_p99=quantile(tokens, 0.99),
+        end_mean=fmean(ends),
+        end_p99=quantile(ends, 0.99),
+        requests_balance=max(num_requests.values()) * len(engines) / len(jobs),
     )
 
 

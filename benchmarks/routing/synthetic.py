@@ -7,7 +7,7 @@ as the conversation trace does at its own speed.
 import csv
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from benchmarks.routing.trace import Trace, TraceRequest
 
 BLOCK_TOKENS = 64
 _DURATION_SECONDS = 1800.0
+_QUESTIONS_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -83,6 +84,35 @@ def documents(seed: int = 0) -> Trace:
     return _trace("documents", requests)
 
 
+def hot_document(seed: int = 0) -> Trace:
+    """One document of 60k tokens about which everybody asks: each engine may have it, at 7 s of prefill."""
+    return _questions("hot-document", seed, num_documents=1, document_tokens=60_032, per_second=2.0)
+
+
+def hot_documents(seed: int = 0) -> Trace:
+    """The same of eight documents of 30k tokens, asked about unevenly."""
+    return _questions("hot-documents", seed, num_documents=8, document_tokens=30_016, per_second=6.0)
+
+
+def slow_decoder(seed: int = 0) -> Trace:
+    """Questions behind one system prompt of 8k tokens, to a fleet whose first engine decodes four times slower."""
+    trace = _questions("slow-decoder", seed, num_documents=1, document_tokens=8192, per_second=20.0)
+    return replace(trace, decode_slowdowns=(4.0,))
+
+
+def _questions(name: str, seed: int, *, num_documents: int, document_tokens: int, per_second: float) -> Trace:
+    """Some hundred tokens behind a document each, for answers of some hundred."""
+    source, ids = random.Random(f"{name}-{seed}"), count()
+    documents = [[next(ids) for _ in range(document_tokens // BLOCK_TOKENS)] for _ in range(num_documents)]
+    requests: list[TraceRequest] = []
+    for at in _poisson(source, per_second, _QUESTIONS_SECONDS):
+        document = source.choices(documents, weights=[1 / (rank + 1) for rank in range(num_documents)])[0]
+        asked = _Conversation(list(document), document_tokens, ids)
+        asked.grow(_tokens(source, 100, 0.5, 1000))
+        requests.append(asked.request(at, _tokens(source, 350, 0.6, 2000)))
+    return _trace(name, requests)
+
+
 def azure(path: Path, seed: int = 0) -> Trace:
     """Arrivals and lengths of Azure's 2023 trace, which says nothing of what is shared: nothing is."""
     ids = count()
@@ -99,12 +129,19 @@ def azure(path: Path, seed: int = 0) -> Trace:
     return _trace("azure", requests)
 
 
-SYNTHETIC: dict[str, Callable[[int], Trace]] = {"agents": agents, "chats": chats, "documents": documents}
+SYNTHETIC: dict[str, Callable[[int], Trace]] = {
+    "agents": agents,
+    "chats": chats,
+    "documents": documents,
+    "hot-document": hot_document,
+    "hot-documents": hot_documents,
+    "slow-decoder": slow_decoder,
+}
 
 
-def _poisson(source: random.Random, per_second: float) -> Iterator[float]:
+def _poisson(source: random.Random, per_second: float, until: float = _DURATION_SECONDS) -> Iterator[float]:
     at = source.expovariate(per_second)
-    while at < _DURATION_SECONDS:
+    while at < until:
         yield at
         at += source.expovariate(per_second)
 

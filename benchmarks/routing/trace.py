@@ -26,6 +26,7 @@ class Trace:
     name: str
     block_tokens: int
     requests: tuple[TraceRequest, ...]  # in order of arrival
+    decode_slowdowns: tuple[float, ...] = ()  # by which the first engines of a fleet decode slower than the others
 
     def hit_ceiling(self) -> float:
         """Share of prompt tokens that one endless cache would hold."""

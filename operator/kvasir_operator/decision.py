@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, group_index
-from kvasir_operator.apply.plan import Cause, FoundUnchanged, Plan, make_plan
+from kvasir_operator.apply.plan import Cause, Plan, make_plan, stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService
 from kvasir_operator.groups.group import (
     Group,
@@ -33,7 +33,7 @@ from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import group_of, replicas_of
 from kvasir_operator.observe.waiting import Waiting
-from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, unweighs
+from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, weight_removals
 from kvasir_operator.rollout.observed import ObservedWorkload, observe_workloads
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.scale_down import Shrink, Work, find_shrinks, going
@@ -43,7 +43,7 @@ _NO_WORK: Work = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Course:
+class RolloutStep:
     """Where the rollout goes next, and what was observed of it."""
 
     workloads: Sequence[ObservedWorkload]
@@ -76,7 +76,7 @@ class Decision:
         return self.plan.without([*own, *former])
 
 
-def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> Course:
+def next_step(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> RolloutStep:
     workloads = observe_workloads(observed, owner_uid, now)
     rollout = plan_rollout(
         wanted.revision,
@@ -85,40 +85,38 @@ def plot_course(wanted: DesiredService, observed: Observed, owner_uid: str, now:
         [each.workload for each in workloads],
         wanted.blocked,
     )
-    return Course(workloads, rollout, find_shrinks(rollout, workloads))
+    return RolloutStep(workloads, rollout, find_shrinks(rollout, workloads))
 
 
 def decide(
     wanted: DesiredService,
     observed: Observed,
     obj: KubeObject,
-    course: Course,
+    step: RolloutStep,
     gateway: GatewayState | None,
     now: str,
     work: Work = _NO_WORK,
-    found_unchanged: FoundUnchanged | None = None,
 ) -> Decision:
-    """`work`: how busy the replicas of shrinking workloads are. `found_unchanged`: by passes before and this one."""
-    rollout, workloads = course.rollout, course.workloads
-    going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in course.shrinks}
+    """`work`: how busy the replicas of shrinking workloads are."""
+    rollout, workloads = step.rollout, step.workloads
+    going_groups = {shrink.key: frozenset(replica.name for replica in going(shrink, work)) for shrink in step.shrinks}
     restarts = _restarts(rollout, workloads, going_groups, now)
     replicas = {role: rollout.replicas[WorkloadKey(role, rollout.revision)] for role in wanted.replicas}
     groups = _wanted_groups(wanted, replicas, observed, workloads, going_groups, restarts, now)
     current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight, groups)
     plan = make_plan(
-        wanted.stamped_objects(current),
+        map(stamped, wanted.objects(current)),
         observed.children,
         obj,
         scales(rollout, workloads, going_groups),
-        unweighs(rollout, workloads, observed.children),
+        weight_removals(rollout, workloads, observed.children),
         tuple(each.restart for each in restarts.values() if each.restart is not None),
         _kept(wanted, rollout, workloads, observed, gateway),
-        found_unchanged,
     )
     is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
     return Decision(
         plan,
-        course.shrinks,
+        step.shrinks,
         rollout,
         is_rolling,
         (

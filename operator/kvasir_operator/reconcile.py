@@ -18,8 +18,8 @@ from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
 from kvasir_operator.apply.plan import Cause, Plan, controller_uid
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
-from kvasir_operator.decision import Decision, decide, plot_course
-from kvasir_operator.desired.objects import DesiredService, RecentlyDesired, desired_service
+from kvasir_operator.decision import Decision, decide, next_step
+from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
@@ -51,7 +51,6 @@ from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.replicas import EngineContext
-from kvasir_operator.observe.seen_secrets import SeenSecrets
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
 from kvasir_operator.rollout.observed import num_replicas, revision_number
@@ -69,6 +68,8 @@ from kvasir_operator.status.status import derive_status
 logger = logging.getLogger(__name__)
 
 TERMINATING_RETRY_SECONDS = 2.0
+ENDING_NAMESPACE_SECONDS = 10.0
+"""After a child was refused because its namespace goes: each that goes with it would have the rest applied again."""
 NAME_TAKEN_RETRY_SECONDS = 30.0
 STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
@@ -96,7 +97,7 @@ def utc_now() -> str:
 
 class Reconciler:
     """Brings services to what their specs say. Remembers of each its restarts, what others do to its children, and what
-    spares the next pass a look."""
+    a pass has left to the next."""
 
     def __init__(
         self,
@@ -128,10 +129,10 @@ class Reconciler:
         self._do_changes_wait = do_changes_wait
         self._ledger = ledger or ScalingLedger()
         self._restarts = restarts or RestartCounter()
-        self._recent = RecentlyDesired()
-        self._secrets = SeenSecrets(clock)
         self._left: set[ServiceKey] = set()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
+        self._ending_namespaces: dict[str, float] = {}
+        """Until when each is left alone."""
 
     async def reconcile(self, key: ServiceKey) -> Outcome:
         """Raises KubeApiError when the API server does not answer, ChildrenRefusedError when it refused a child."""
@@ -141,9 +142,10 @@ class Reconciler:
             self._foreign_writes.pop(key, None)
             self._gateway.forget(key)
             self._restarts.forget(key)
-            self._secrets.forget(key)
             self._contexts.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
+        if (left_seconds := self._ending_namespaces.get(key.namespace, 0.0) - self._clock()) > 0:
+            return Outcome(retry_seconds=left_seconds)
         try:
             wanted = self._desired(obj)
         except InvalidManifestError as error:
@@ -151,13 +153,13 @@ class Reconciler:
         observed = await self._observe(obj, wanted.keys)
         gateway = await self._gateway.state_of(obj)
         now = self._now()
-        course = plot_course(wanted, observed, obj["metadata"]["uid"], now)
-        work = await read_shrinking(course.shrinks, self._read_work)
+        step = next_step(wanted, observed, obj["metadata"]["uid"], now)
+        work = await read_shrinking(step.shrinks, self._read_work)
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, self._clock))
-        decision = decide(wanted, observed, obj, course, gateway, now, work, foreign.found_unchanged)
+        decision = decide(wanted, observed, obj, step, gateway, now, work)
         settled = await foreign.settle(decision.plan, observed.children)
         decision = replace(decision, plan=settled.plan)
-        await mark_least_work(self._client, course.shrinks, work)
+        await mark_least_work(self._client, step.shrinks, work)
         applied = Applied()
         for turn in decision.plan.in_turns():
             done = await apply_plan(self._client, key.namespace, turn)
@@ -166,6 +168,8 @@ class Reconciler:
             if _can_be_left_here(turn, decision, applied) and self._do_changes_wait(key):
                 self._left.add(key)
                 return Outcome(retry_seconds=LEFT_RETRY_SECONDS)
+        if any("being terminated" in str(refusal.error) for refusal in applied.refusals):
+            self._ending_namespaces[key.namespace] = self._clock() + ENDING_NAMESPACE_SECONDS
         seen = _after(observed, decision.plan, applied)
         roles = _roles(seen, obj, wanted.replicas, wanted.revision, _not_ours(decision.plan))
         problems = find_problems(
@@ -189,19 +193,12 @@ class Reconciler:
         has_pod_monitors = features.serves(POD_MONITOR)
         scaled = replicas_by_role(self._ledger.scaling_of(service_key(obj)), obj)
         group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
-
-        def render() -> DesiredService:
-            service = parse_service(obj)
-            return desired_service(
-                service, self._settings, features.server_version, has_pod_monitors, scaled, group_kind
-            )
-
-        return self._recent.of(obj, (features.server_version, has_pod_monitors, scaled, group_kind), render)
+        service, settings = parse_service(obj), self._settings
+        return desired_service(service, settings, features.server_version, has_pod_monitors, scaled, group_kind)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
-        key, owner_uid, kinds = service_key(obj), obj["metadata"]["uid"], self._features().listed_child_kinds
-        observed = await observe(self._client, key, wanted, kinds, self._secrets.of(key, owner_uid))
-        self._secrets.remember(key, owner_uid, observed.children)
+        key = service_key(obj)
+        observed = await observe(self._client, key, wanted, self._features().listed_child_kinds)
         self._restarts.observe(key, observed)
         downloads, cut_context = await asyncio.gather(
             self._read_downloads(observed.pods), self._contexts.shortest_cut(key, observed.pods)

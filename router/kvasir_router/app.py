@@ -103,10 +103,14 @@ class Handler:
 
     async def _receive(self, exchange: Exchange) -> Job:
         """The request as far as it concerns routing. Raises RequestError for whoever may not ask or asks nonsense."""
-        headers, api_keys = exchange.headers, self._parts.api_keys
-        tenant = None if api_keys is None else api_keys.tenant_of(headers)
+        api_keys = self._parts.api_keys
+        tenant = None if api_keys is None else api_keys.tenant_of(exchange.headers)
         content = await exchange.receive()
-        body_received = time.perf_counter()
+        async with self._large_bodies.turn(len(content)):
+            return await self._understand(exchange, content, tenant)
+
+    async def _understand(self, exchange: Exchange, content: bytes, tenant: str | None) -> Job:
+        headers, body_received = exchange.headers, time.perf_counter()
         read = partial(self._large_bodies.read, len(content))
         fields = await read(partial(request.read_fields, exchange.dialect, content))
         service = self._parts.services.of(request.model_of(fields))

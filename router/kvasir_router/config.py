@@ -209,7 +209,7 @@ class RouterConfig:
         default=256 * 2**20,
         metadata=_flag(
             "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
-            "most, and have an eighth as much for themselves",
+            "most, and have an eighth as much for themselves; 3/8 of the container's memory limit where that is less",
             read=parse_size,
             metavar="SIZE",
         ),

@@ -20,9 +20,9 @@ Group = str | None
 def weights_of(endpoints: Iterable[Endpoint]) -> dict[Group, float]:
     """Percent by revision. Slices of a revision that differ are about to be the same: the highest counts."""
     weights: dict[Group, float] = {}
-    for endpoint in endpoints:
-        if endpoint.traffic_weight is not None:
-            weights[endpoint.revision] = max(weights.get(endpoint.revision, 0.0), endpoint.traffic_weight)
+    for address in [endpoint.address for endpoint in endpoints]:
+        if (weight := address.traffic_weight) is not None:
+            weights[address.revision] = max(weights.get(address.revision, 0.0), weight)
     return weights
 
 
@@ -70,7 +70,8 @@ class TrafficSplit:
 
 def candidates(endpoints: Sequence[Endpoint], avoid: Set[str], now: float) -> Sequence[Endpoint]:
     """Those with room; those in `avoid`, and those that have just failed others, only when no other is left."""
-    fitting = [endpoint for endpoint in endpoints if endpoint.has_room]
+    # has_room, without a call for each
+    fitting = [endpoint for endpoint in endpoints if (load := endpoint.load).num_in_flight < load.max_in_flight]
     untried = [endpoint for endpoint in fitting if endpoint.url not in avoid] if avoid else fitting
     choice = untried or fitting
     return [endpoint for endpoint in choice if endpoint.suspect_until <= now] or choice

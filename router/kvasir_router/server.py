@@ -26,6 +26,7 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
+from kvasir_router.memory import memory_limit_bytes, within_limit
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.http_protocol import Forwarding
@@ -91,10 +92,10 @@ def run(config: RouterConfig) -> None:
     )
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
-        runner.run(_serve_until_signal(config, secret))
+        runner.run(_serve_until_signal(config, secret, Tuning(memory_limit_bytes=memory_limit_bytes())))
 
 
-async def _serve_until_signal(config: RouterConfig, secret: str | None) -> None:
+async def _serve_until_signal(config: RouterConfig, secret: str | None, tuning: Tuning) -> None:
     stop = asyncio.Event()
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
@@ -106,7 +107,7 @@ async def _serve_until_signal(config: RouterConfig, secret: str | None) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
-    async with running(config, secret=secret) as router:
+    async with running(config, secret=secret, tuning=tuning) as router:
         logger.info(
             "serving on %s, probes and metrics on %s; %s/debug/routing shows why a request went where it went",
             router.url,
@@ -128,6 +129,7 @@ async def running(
     """A router that serves while the block runs and drains at its end. `kubernetes` replaces the real API; engines know
     the router by `secret`, or of a gateway by one that is derived of it for each service.
     """
+    config = within_limit(config, tuning.memory_limit_bytes)
     async with AsyncExitStack() as stack:
         admin_host = config.admin_host or config.host
         api_socket = stack.enter_context(listening(config.host, config.port, "--port"))

@@ -24,6 +24,8 @@ class Tuning:
     housekeeping_seconds: float = 10.0
     late_prefill_seconds: float = LATE_SECONDS
     loop_bytes: int = LOOP_BYTES
+    memory_limit_bytes: int | None = None
+    """Of the process; None: it has none."""
     clock: Callable[[], float] = time.perf_counter
     """By which services forget, eject and place; it may be ahead of time.perf_counter."""
 

@@ -20,9 +20,9 @@ POSITIONAL = "model"
 NEAR = 0.8
 """Least likeness of the name that is suggested for an unknown one: a letter or two of ten are wrong."""
 _UNITS = {
-    "seconds": "SECONDS", "timeout": "SECONDS", "ms": "MILLISECONDS", "bytes": "BYTES", "len": "TOKENS",
-    "tokens": "TOKENS", "size": "N", "port": "PORT", "host": "ADDRESS", "addr": "ADDRESS", "dir": "FOLDER",
-    "tokenizer": "FOLDER", "template": "FILE", "utilization": "SHARE",
+    **dict.fromkeys(("seconds", "timeout", "delay"), "SECONDS"), "ms": "MILLISECONDS", "bytes": "BYTES",
+    "len": "TOKENS", "tokens": "TOKENS", "size": "N", "port": "PORT", "host": "ADDRESS", "addr": "ADDRESS",
+    "dir": "FOLDER", "tokenizer": "FOLDER", "template": "FILE", "utilization": "SHARE",
 }  # fmt: skip
 """What a flag takes, by the last word of its name."""
 _OTHERS = {int: "N", float: "NUMBER", str: "TEXT"}

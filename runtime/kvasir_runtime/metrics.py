@@ -8,29 +8,20 @@ process in SchedulerStats, also when it becomes idle, and is shown as it is; wha
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 import kvasir_runtime
+from kvasir_runtime import request_metrics as counted
 from kvasir_runtime.engine.messages import EngineReady
+from kvasir_runtime.metric_families import Distribution, Families
 from kvasir_runtime.parallel.counts import CollectiveTotals
-from kvasir_runtime.request_metrics import (
-    E2E,
-    FINISH_REASONS,
-    FINISHED,
-    GENERATION_TOKENS,
-    ITL,
-    PROMPT_TOKENS,
-    TTFT,
-    Histogram,
-)
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.shared_rows import SharedRows
 from kvasir_runtime.transfer.commands import FAILURE_REASONS, OFFER_ENDS
 from kvasir_runtime.transfer.metrics import SECONDS_BOUNDS, TransferStats
-from kvasir_runtime.vllm_metrics import VllmSeries, histogram_of
+from kvasir_runtime.vllm_metrics import VllmSeries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +49,7 @@ class MetricsCollector(Collector):
         cache_labels: Mapping[str, str] = {},
     ) -> None:
         """`cache_labels`: how the KV cache is configured."""
-        self._model_name = model_name
+        self._of = Families("kvasir_", {"model_name": model_name})
         self._cache_labels = cache_labels
         self._vllm = VllmSeries(model_name, rows)
         self._rows = rows
@@ -86,190 +77,110 @@ class MetricsCollector(Collector):
         yield from self._vllm.of_http()
 
     def _scheduler_series(self, stats: SchedulerStats) -> Iterator[Metric]:
-        usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
-        gauge, counter = self._gauge, self._counter
-        yield gauge("kvasir_num_requests_running", "Requests in the engine's batch.", stats.num_running)
-        yield gauge("kvasir_num_requests_waiting", "Requests that wait for a place in the batch.", stats.num_waiting)
-        yield gauge(
-            "kvasir_num_requests_held",
-            "Requests that wait for KV of other engines, or for the prompt that they share.",
-            stats.num_held,
-        )
-        yield gauge("kvasir_kv_cache_usage_ratio", "Share of KV-cache blocks in use, 0 to 1.", usage)
-        yield gauge(
-            "kvasir_kv_cache_used_tokens", "Tokens that the KV-cache blocks in use have room for.", stats.kv_used_tokens
-        )
+        gauge, counter = self._of.gauge, self._of.counter
+        yield gauge("num_requests_running", "Requests in the engine's batch.", stats.num_running)
+        yield gauge("num_requests_waiting", "Requests that wait for a place in the batch.", stats.num_waiting)
+        text = "Requests that wait for KV of other engines, or for the prompt that they share."
+        yield gauge("num_requests_held", text, stats.num_held)
+        usage = stats.num_blocks_used / max(1, stats.num_blocks)
+        yield gauge("kv_cache_usage_ratio", "Share of KV-cache blocks in use, 0 to 1.", usage)
+        text = "Tokens that the KV-cache blocks in use have room for."
+        yield gauge("kv_cache_used_tokens", text, stats.kv_used_tokens)
         uncached_tokens = stats.waiting_uncached_tokens + stats.running_uncached_tokens
-        yield gauge("kvasir_uncached_tokens", "Prompt tokens in the engine still to be computed.", uncached_tokens)
+        yield gauge("uncached_tokens", "Prompt tokens in the engine still to be computed.", uncached_tokens)
         if stats.prefill_tokens_per_second is not None:
-            yield gauge(
-                "kvasir_prefill_tokens_per_second",
-                "Prompt tokens computed a second, in steps that compute many.",
-                stats.prefill_tokens_per_second,
-            )
-        yield counter(
-            "kvasir_prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.num_prefix_queries
-        )
-        yield counter("kvasir_prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.num_prefix_hits)
-        yield counter("kvasir_engine_steps", "Steps that the engine has finished.", stats.num_steps)
-        yield counter("kvasir_kv_events_published", "KV-cache events published.", stats.num_kv_events)
-        yield gauge(
-            "kvasir_engine_last_progress_timestamp_seconds",
-            "When the engine finished its last step, seconds since the epoch.",
-            stats.last_step_time,
-        )
-        preemptions = CounterMetricFamily(
-            "kvasir_num_preemptions",
-            "Requests set back for want of KV blocks, or for those of a better priority.",
-            labels=["model_name", "mode"],
-        )
-        preemptions.add_metric([self._model_name, "recompute"], stats.num_preemptions)
-        yield preemptions
+            text = "Prompt tokens computed a second, in steps that compute many."
+            yield gauge("prefill_tokens_per_second", text, stats.prefill_tokens_per_second)
+        text = "Prompt tokens looked up in the prefix cache."
+        yield counter("prefix_cache_queries", text, stats.num_prefix_queries)
+        yield counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.num_prefix_hits)
+        yield counter("engine_steps", "Steps that the engine has finished.", stats.num_steps)
+        yield counter("kv_events_published", "KV-cache events published.", stats.num_kv_events)
+        text = "When the engine finished its last step, seconds since the epoch."
+        yield gauge("engine_last_progress_timestamp_seconds", text, stats.last_step_time)
+        text = "Requests set back for want of KV blocks, or for those of a better priority."
+        yield counter("num_preemptions", text, {("recompute",): stats.num_preemptions}, "mode")
 
     def _data_parallel_series(self, stats_by_core: Sequence[SchedulerStats]) -> Iterator[Metric]:
         """By rank what says whether they are balanced; all other series are of the ranks together."""
-        label = "data_parallel_rank"
-        requests = GaugeMetricFamily(
-            "kvasir_data_parallel_num_requests",
-            "Requests of each data-parallel rank.",
-            labels=["model_name", label, "state"],
-        )
-        usage = GaugeMetricFamily(
-            "kvasir_data_parallel_kv_cache_usage_ratio",
-            "Share of each data-parallel rank's KV-cache blocks in use, 0 to 1.",
-            labels=["model_name", label],
-        )
-        steps = CounterMetricFamily(
-            "kvasir_data_parallel_engine_steps",
-            "Steps that each data-parallel rank has finished.",
-            labels=["model_name", label],
-        )
-        for rank, stats in enumerate(stats_by_core):
-            steps.add_metric([self._model_name, str(rank)], stats.num_steps)
-            requests.add_metric([self._model_name, str(rank), "running"], stats.num_running)
-            requests.add_metric([self._model_name, str(rank), "waiting"], stats.num_waiting)
-            usage.add_metric([self._model_name, str(rank)], stats.num_blocks_used / max(1, stats.num_blocks))
-        yield from (requests, usage, steps)
+        gauge, label = self._of.gauge, "data_parallel_rank"
+        ranks = [(str(rank), stats) for rank, stats in enumerate(stats_by_core)]
+        requests = {
+            (rank, state): number
+            for rank, stats in ranks
+            for state, number in (("running", stats.num_running), ("waiting", stats.num_waiting))
+        }
+        yield gauge("data_parallel_num_requests", "Requests of each data-parallel rank.", requests, label, "state")
+        usage = {(rank,): stats.num_blocks_used / max(1, stats.num_blocks) for rank, stats in ranks}
+        text = "Share of each data-parallel rank's KV-cache blocks in use, 0 to 1."
+        yield gauge("data_parallel_kv_cache_usage_ratio", text, usage, label)
+        steps = {(rank,): stats.num_steps for rank, stats in ranks}
+        text = "Steps that each data-parallel rank has finished."
+        yield self._of.counter("data_parallel_engine_steps", text, steps, label)
 
     def _speculative_series(self, stats: SchedulerStats) -> Iterator[Metric]:
-        """Under the names of vLLM's, which also compute acceptance from them."""
-        prefix, counter = "kvasir_spec_decode", self._counter
-        yield counter(f"{prefix}_num_drafts", "Times that drafts of a sequence were verified.", stats.num_drafts)
-        yield counter(f"{prefix}_num_draft_tokens", "Draft tokens verified.", stats.num_draft_tokens)
-        yield counter(f"{prefix}_num_accepted_tokens", "Draft tokens that held.", stats.num_accepted_tokens)
-        by_position = CounterMetricFamily(
-            f"{prefix}_num_accepted_tokens_per_pos",
-            "Draft tokens that held, by their place in the draft, from 0.",
-            labels=["model_name", "position"],
-        )
-        for position, num_accepted in enumerate(stats.num_accepted_per_position):
-            by_position.add_metric([self._model_name, str(position)], num_accepted)
-        yield by_position
+        prefix, counter = "spec_decode_num", self._of.counter
+        yield counter(f"{prefix}_drafts", "Times that drafts of a sequence were verified.", stats.num_drafts)
+        yield counter(f"{prefix}_draft_tokens", "Draft tokens verified.", stats.num_draft_tokens)
+        yield counter(f"{prefix}_accepted_tokens", "Draft tokens that held.", stats.num_accepted_tokens)
+        by_position = {(str(position),): number for position, number in enumerate(stats.num_accepted_per_position)}
+        text = "Draft tokens that held, by their place in the draft, from 0."
+        yield counter(f"{prefix}_accepted_tokens_per_pos", text, by_position, "position")
 
     def _collective_series(self, collectives: CollectiveTotals) -> Iterator[Metric]:
         """What ranks told each other, all ranks together."""
-        labels = ["model_name", "group", "op"]
-        calls = CounterMetricFamily(
-            "kvasir_parallel_collectives", "Collectives that ranks took part in.", labels=labels
-        )
-        sizes = CounterMetricFamily(
-            "kvasir_parallel_collective_bytes", "Bytes that ranks handed to collectives.", labels=labels
-        )
-        for total in collectives.read():
-            calls.add_metric([self._model_name, total.group, total.operation], total.calls)
-            sizes.add_metric([self._model_name, total.group, total.operation], total.num_bytes)
-        yield calls
-        yield sizes
+        totals = {(total.group, total.operation): total for total in collectives.read()}
+        calls = {keys: total.calls for keys, total in totals.items()}
+        sizes = {keys: total.num_bytes for keys, total in totals.items()}
+        counter, labels = self._of.counter, ("group", "op")
+        yield counter("parallel_collectives", "Collectives that ranks took part in.", calls, *labels)
+        yield counter("parallel_collective_bytes", "Bytes that ranks handed to collectives.", sizes, *labels)
 
     def _transfer_series(self, stats: TransferStats) -> Iterator[Metric]:
         """Of KV exchanged with other engines."""
-        by_direction = {"sent": stats.num_blocks_sent, "received": stats.num_blocks_received}
-        prefix = "kvasir_kv_transfer"
-        yield self._labelled(f"{prefix}_blocks", "KV blocks exchanged with other engines.", "direction", by_direction)
-        num_bytes = {direction: number * stats.page_bytes for direction, number in by_direction.items()}
-        yield self._labelled(
-            f"{prefix}_bytes", "Bytes of the KV blocks exchanged with other engines.", "direction", num_bytes
+        counter, prefix = self._of.counter, "kv_transfer"
+        blocks = {("sent",): stats.num_blocks_sent, ("received",): stats.num_blocks_received}
+        yield counter(f"{prefix}_blocks", "KV blocks exchanged with other engines.", blocks, "direction")
+        num_bytes = {keys: number * stats.page_bytes for keys, number in blocks.items()}
+        text = "Bytes of the KV blocks exchanged with other engines."
+        yield counter(f"{prefix}_bytes", text, num_bytes, "direction")
+        failures = {(reason,): stats.num_failures.get(reason, 0) for reason in FAILURE_REASONS}
+        yield counter(
+            f"{prefix}_failures", "Pulls of KV blocks that brought less than they should.", failures, "reason"
         )
-        failures = dict.fromkeys(FAILURE_REASONS, 0) | stats.num_failures
-        yield self._labelled(
-            f"{prefix}_failures", "Pulls of KV blocks that brought less than they should.", "reason", failures
-        )
-        ended = dict.fromkeys(OFFER_ENDS, 0) | stats.num_offers_ended
-        yield self._labelled(
-            f"{prefix}_leases_ended", "Prompts whose KV blocks are no longer kept for other engines.", "reason", ended
-        )
-        yield self._gauge(f"{prefix}_leased_blocks", "KV blocks kept for other engines.", stats.num_leased_blocks)
-        seconds = HistogramMetricFamily(
-            f"{prefix}_seconds", "From asking another engine for KV blocks to the last byte.", labels=["model_name"]
-        )
-        counts = stats.seconds_counts or [0] * (len(SECONDS_BOUNDS) + 1)
-        bounds = [*(str(bound) for bound in SECONDS_BOUNDS), "+Inf"]
-        seconds.add_metric([self._model_name], list(zip(bounds, accumulate(counts), strict=True)), stats.seconds_sum)
-        yield seconds
+        ended = {(reason,): stats.num_offers_ended.get(reason, 0) for reason in OFFER_ENDS}
+        text = "Prompts whose KV blocks are no longer kept for other engines."
+        yield counter(f"{prefix}_leases_ended", text, ended, "reason")
+        text = "KV blocks kept for other engines."
+        yield self._of.gauge(f"{prefix}_leased_blocks", text, stats.num_leased_blocks)
+        seconds = Distribution(SECONDS_BOUNDS, stats.seconds_counts, stats.seconds_sum)
+        text = "From asking another engine for KV blocks to the last byte."
+        yield self._of.histogram(f"{prefix}_seconds", text, seconds)
 
     def _configuration_series(self, ready: EngineReady) -> Iterator[Metric]:
-        startup = GaugeMetricFamily(
-            "kvasir_engine_startup_seconds",
-            "Seconds of each phase of the engine's start.",
-            labels=["model_name", "phase"],
-        )
-        for phase, seconds in ready.startup_seconds.items():
-            startup.add_metric([self._model_name, phase], seconds)
-        yield startup
-        yield self._gauge(
-            "kvasir_kv_cache_capacity_tokens",
-            "Tokens that all KV-cache blocks have room for.",
-            ready.kv_capacity_tokens,
-        )
+        phases = {(phase,): seconds for phase, seconds in ready.startup_seconds.items()}
+        text = "Seconds of each phase of the engine's start."
+        yield self._of.gauge("engine_startup_seconds", text, phases, "phase")
+        text = "Tokens that all KV-cache blocks have room for."
+        yield self._of.gauge("kv_cache_capacity_tokens", text, ready.kv_capacity_tokens)
         blocks = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_blocks)}
         yield from self._vllm.of_cache({**blocks, **self._cache_labels})
 
     def _request_series(self, num_in_flight: int) -> Iterator[Metric]:
-        total = self._rows.total
-        yield self._gauge(
-            "kvasir_http_requests_in_flight", "HTTP requests being answered that generate.", num_in_flight
-        )
-        yield self._counter("kvasir_prompt_tokens", "Prompt tokens of requests that began.", total(PROMPT_TOKENS))
-        yield self._counter("kvasir_generation_tokens", "Tokens generated.", total(GENERATION_TOKENS))
-        finished = CounterMetricFamily(
-            "kvasir_requests_finished", "Sequences that ended.", labels=["model_name", "finish_reason"]
-        )
-        for offset, reason in enumerate(FINISH_REASONS):
-            finished.add_metric([self._model_name, reason], total(FINISHED + offset))
-        yield finished
-        yield self._histogram(
-            "kvasir_time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", TTFT
-        )
-        yield self._histogram("kvasir_inter_token_latency_seconds", "Time between two tokens of a sequence.", ITL)
-        yield self._histogram(
-            "kvasir_e2e_request_latency_seconds", "From a request's arrival to the end of a sequence.", E2E
-        )
-
-    def _labelled(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name", label])
-        for value, number in values.items():
-            family.add_metric([self._model_name, value], number)
-        return family
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model_name], value)
-        return family
-
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=["model_name"])
-        family.add_metric([self._model_name], *histogram_of(self._rows, histogram))
-        return family
+        total, counter = self._rows.total, self._of.counter
+        text = "HTTP requests being answered that generate."
+        yield self._of.gauge("http_requests_in_flight", text, num_in_flight)
+        yield counter("prompt_tokens", "Prompt tokens of requests that began.", total(counted.PROMPT_TOKENS))
+        yield counter("generation_tokens", "Tokens generated.", total(counted.GENERATION_TOKENS))
+        yield counter("requests_finished", "Sequences that ended.", counted.finished(self._rows), "finish_reason")
+        for name, text, histogram in (
+            ("time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", counted.TTFT),
+            ("inter_token_latency_seconds", "Time between two tokens of a sequence.", counted.ITL),
+            ("e2e_request_latency_seconds", "From a request's arrival to the end of a sequence.", counted.E2E),
+        ):
+            yield self._of.histogram(name, text, histogram.read(self._rows))
 
 
 def build_info() -> Metric:
-    family = GaugeMetricFamily(
-        "kvasir_build_info", "1, with the versions of Kvasir and of Python as labels.", labels=["version", "python"]
-    )
-    family.add_metric([kvasir_runtime.__version__, platform.python_version()], 1)
-    return family
+    labels = {"version": kvasir_runtime.__version__, "python": platform.python_version()}
+    return Families("kvasir_", labels).gauge("build_info", "1, with the versions of Kvasir and of Python as labels.", 1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvasir_runtime.metric_families import Distribution, Keys
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.shared_rows import SharedRows
 
@@ -52,6 +53,11 @@ class Histogram:
     def end(self) -> int:
         return self.sum_slot + 1
 
+    def read(self, rows: SharedRows) -> Distribution:
+        """Of all rows."""
+        counts = [rows.total(self.start + bucket) for bucket in range(len(self.bounds) + 1)]
+        return Distribution(self.bounds, counts, rows.total(self.sum_slot))
+
 
 def _in_a_row(start: int, *bounds: tuple[float, ...]) -> Iterator[Histogram]:
     for each in bounds:
@@ -77,6 +83,11 @@ def status_slot(route: int, status_class: str) -> int:
 
 def request_rows(ipc_dir: Path, api_server_count: int) -> SharedRows:
     return SharedRows(ipc_dir / "request-metrics", api_server_count, ROW_SLOTS)
+
+
+def finished(rows: SharedRows) -> dict[Keys, float]:
+    """Sequences by the reason for their end."""
+    return {(reason,): rows.total(FINISHED + offset) for offset, reason in enumerate(FINISH_REASONS)}
 
 
 class RequestMetrics:

@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import time
@@ -36,8 +36,9 @@ def engine_at_work() -> Iterator[str]:
 
 
 @contextmanager
-def prometheus(pods: Callable[[], Mapping[str, float]]) -> Iterator[str]:
-    """Yields its URL. `pods`: the share of its KV cache that each engine's pod uses; every router holds nothing."""
+def prometheus(pods: Callable[[], Sequence[tuple[Mapping[str, str], float]]]) -> Iterator[str]:
+    """Yields its URL. `pods`: labels of their series, and the share of its KV cache that each one uses as an engine; as
+    a router each holds nothing, for any service."""
 
     def answer(form: str) -> Any:
         [query] = parse_qs(form)["query"]
@@ -46,12 +47,14 @@ def prometheus(pods: Callable[[], Mapping[str, float]]) -> Iterator[str]:
             "kvasir_kv_cache_capacity_tokens": lambda _: 1000.0,
             "kvasir_kv_cache_used_tokens": lambda x: 1000 * x,
         }
+        found, is_time = pods(), "timestamp(" in query
         if metric.startswith("kvasir_router_"):
-            return vector(*(({"pod": name}, time() if "timestamp(" in query else 0.0) for name in pods()))
+            services = {f"{of['namespace']}/{of['inference_service']}" for of, _ in found}
+            held = [{"service": service, "pod": of["pod"]} for service in services for of, _ in found]
+            return vector(*((of, time() if is_time else 0.0) for of in held))
         if metric not in values:
             return vector()
-        found = {name: time() if "timestamp(" in query else values[metric](share) for name, share in pods().items()}
-        return vector(*(({"pod": name}, number) for name, number in found.items()))
+        return vector(*((of, time() if is_time else values[metric](share)) for of, share in found))
 
     with answering(PROMETHEUS_PORT, answer) as address:
         yield f"http://{address}:{PROMETHEUS_PORT}"

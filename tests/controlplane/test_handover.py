@@ -68,9 +68,9 @@ def hand_overs(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFac
             log = directory / f"{namespace}-{name}.log"
             return stack.enter_context(forked_operator(kubeconfig, log, *flags))
 
-        def answer() -> dict[str, float]:
+        def answer() -> list[tuple[dict[str, str], float]]:
             asked.append(None)
-            return {}
+            return []
 
         for namespace in (KILLED, PAUSED):
             control_plane.create_namespace(namespace)

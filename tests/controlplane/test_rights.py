@@ -133,10 +133,15 @@ def engines(name: str) -> str:
     return selector_text(role_selector(name, ROLE_SERVE))
 
 
-def kv_usage(control_plane: ControlPlane, *namespaces: str) -> Mapping[str, float]:
+def kv_usage(control_plane: ControlPlane, *namespaces: str) -> list[tuple[dict[str, str], float]]:
     """Of all pods; those of one service are full, and the others have nothing to do."""
     pods = [pod["metadata"] for namespace in namespaces for pod in list_pods(control_plane, namespace)]
-    return {each["name"]: 0.9 if each["labels"].get(SERVICE_LABEL) == DEMANDED else 0.0 for each in pods}
+    return [(series_labels(each), 0.9 if each["labels"].get(SERVICE_LABEL) == DEMANDED else 0.0) for each in pods]
+
+
+def series_labels(metadata: Mapping[str, Any]) -> dict[str, str]:
+    service, role = (metadata["labels"].get(name, "") for name in (SERVICE_LABEL, ROLE_LABEL))
+    return {"namespace": metadata["namespace"], "pod": metadata["name"], "inference_service": service, "role": role}
 
 
 def download(control_plane: ControlPlane, namespace: str) -> None:

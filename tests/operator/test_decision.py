@@ -17,7 +17,7 @@ from kvasir_operator.api.labels import (
 )
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import stamped
-from kvasir_operator.decision import Decision, decide, plot_course
+from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_service
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
@@ -68,8 +68,8 @@ def decision(
     now: str = NOW,
 ) -> Decision:
     observed = Observed(children, tuple(pods))
-    course = plot_course(wanted, observed, "uid-1", now)
-    return decide(wanted, observed, service(), course, None, now, work or {})
+    step = next_step(wanted, observed, "uid-1", now)
+    return decide(wanted, observed, service(), step, None, now, work or {})
 
 
 def indexes(keys: list[ObjectKey]) -> list[str]:

@@ -21,7 +21,7 @@ from kvasir_operator.errors import (
     ObjectRefusedError,
 )
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
+from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.engine_http import (
     ReadContexts,
@@ -339,6 +339,33 @@ def test_what_is_reported_late_is_what_would_have_been_reported_at_once() -> Non
     assert (stored_status(late), events[0]) == (stored_status(at_once), events[1])
 
 
+def test_children_are_not_applied_again_and_again_while_their_namespace_goes() -> None:
+    class Ending(MemoryKube):
+        num_refused = 0
+
+        async def apply(self, obj: dict[str, Any], *args: Any) -> dict[str, Any]:
+            self.num_refused += 1
+            raise KubeForbiddenError("unable to create new content in namespace models because it is being terminated")
+
+    kube, now = Ending(), [0.0]
+    kube.objects = kube_with(SPEC).objects
+    gateway = GatewayObserver(kube, None, None, lambda key: None)
+    reconciler = Reconciler(kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0])
+
+    async def body() -> None:
+        with pytest.raises(ChildrenRefusedError, match="being terminated"):
+            await reconciler.reconcile(KEY)
+        num_refused = kube.num_refused
+        now[0] = 4.0
+        assert await reconciler.reconcile(KEY) == Outcome(retry_seconds=6.0)
+        assert kube.num_refused == num_refused
+        now[0] = 11.0
+        with pytest.raises(ChildrenRefusedError):
+            await reconciler.reconcile(KEY)
+
+    asyncio.run(body())
+
+
 def test_what_only_this_pass_knows_is_reported_at_once() -> None:
     kube = changed_service()
     del kube.objects[("Service", "models", "llama-router")]
@@ -424,32 +451,6 @@ def test_secrets_are_never_listed() -> None:
     kube.objects = kube_with(SPEC).objects
     reconcile(kube)
     assert secret_of(kube)["stringData"]
-
-
-def test_a_secret_that_was_there_a_moment_ago_is_not_asked_for_again() -> None:
-    class Asked(MemoryKube):
-        async def get(self, kind: Kind, *args: Any) -> dict[str, Any] | None:
-            asked.append(kind)
-            return await super().get(kind, *args)
-
-    asked: list[Kind] = []
-    kube, now = Asked(), [100.0]
-    kube.objects = kube_with(SPEC).objects
-    gateway = GatewayObserver(kube, None, None, lambda key: None)
-    reconciler = Reconciler(
-        kube, OperatorSettings(), lambda: FEATURES, gateway, lambda: NOW, clock=lambda: now[0]
-    )  # fmt: skip
-    for seconds, num_asked in ((0.0, 1), (0.0, 1), (1.0, 0), (58.0, 0), (1.0, 1)):
-        now[0] += seconds
-        asked.clear()
-        asyncio.run(reconciler.reconcile(KEY))
-        assert asked.count(SECRET) == num_asked
-    del kube.objects[(INFERENCE_SERVICE.kind, *KEY)]
-    asyncio.run(reconciler.reconcile(KEY))
-    kube.objects |= kube_with(SPEC).objects
-    asked.clear()
-    asyncio.run(reconciler.reconcile(KEY))
-    assert asked.count(SECRET) == 1
 
 
 def creating_pod(name: str) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import aiohttp
 import openai
 import pytest
 
+from kvasir_router.service.registry import EndpointState
+
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -49,17 +51,23 @@ async def test_between_two_tokens_too(engine: Any, start_router: Any, client: An
     assert first + rest.replace(COMMENT, b"") == engine.stream_bytes(5) + b"data: [DONE]\n\n"
 
 
-async def test_a_lost_stream_is_continued_behind_comments(engines: Any, start_router: Any, client: Any) -> None:
+async def test_a_lost_stream_is_continued_behind_comments(
+    engines: Any, start_router: Any, client: Any, until: Any
+) -> None:
     for one in engines:
-        one.keeps_journal, one.token_seconds = True, 0.02
+        one.keeps_journal = True
     engines[0].die_after_tokens, engines[1].is_ready = 2, False
     engines[0].gate.clear()
+    engines[0].later_gate.clear()
     router = await start_router(*engines, **SOON)
     async with await begun(client, router.url + CHAT) as stream:
-        await two_comments(stream)
+        text = await two_comments(stream)
         engines[1].is_ready = True
+        await until(lambda: router.services.num_in_state(EndpointState.READY) == 2)
         engines[0].gate.set()
-        text = await stream.content.read()
+        text += await asyncio.wait_for(stream.content.readuntil(b"data: "), 10)
+        engines[0].later_gate.set()
+        text += await stream.content.read()
     assert text.replace(COMMENT, b"") == engines[0].stream_bytes(5) + b"data: [DONE]\n\n"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
+from kvasir_router.large_bodies import LOOP_BYTES, SMALL_BYTES, LargeBodies
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -39,6 +39,25 @@ async def test_one_large_body_is_read_at_a_time(until: Any) -> None:
     gate.set()
     await asyncio.gather(first, second)
     assert begun == [1, 2]
+
+
+@pytest.mark.parametrize(("num_bytes", "at_once"), [(SMALL_BYTES, 9), (SMALL_BYTES + 1, 4), (LOOP_BYTES + 1, 1)])
+async def test_few_bodies_that_are_not_small_are_worked_on_at_once(num_bytes: int, at_once: int) -> None:
+    bodies, may_end, num_working = LargeBodies(), asyncio.Event(), [0]
+
+    async def work() -> None:
+        async with bodies.turn(num_bytes):
+            num_working[0] += 1
+            await may_end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(9):
+            group.create_task(work())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert num_working == [at_once]
+        may_end.set()
+    assert num_working == [9]
 
 
 async def test_who_is_cancelled_lets_the_next_read_only_when_the_thread_has_ended(until: Any) -> None:

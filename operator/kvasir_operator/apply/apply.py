@@ -9,7 +9,7 @@ from typing import Any
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import FIELD_MANAGER, TRAFFIC_WEIGHT
-from kvasir_operator.apply.plan import APPLIED_HASH, Adopt, Apply, Plan, Restart, Scale, Unweigh
+from kvasir_operator.apply.plan import APPLIED_HASH, Adopt, Apply, Plan, RemoveWeight, Restart, Scale
 from kvasir_operator.errors import (
     OBJECT_ERRORS,
     AdmissionFailedError,
@@ -72,9 +72,9 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
             written.append(await _apply(client, action))
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(action.key, error))
-    changes: tuple[Scale | Unweigh | Adopt | Restart, ...] = (
+    changes: tuple[Scale | RemoveWeight | Adopt | Restart, ...] = (
         *plan.scales,
-        *plan.unweighs,
+        *plan.weight_removals,
         *plan.adopts,
         *plan.restarts,
     )
@@ -109,7 +109,7 @@ async def _apply(client: KubeClient, action: Apply) -> KubeObject:
         return await client.apply(action.obj, FIELD_MANAGER)
 
 
-async def _edit(client: KubeClient, namespace: str, edit: Scale | Unweigh | Adopt) -> KubeObject:
+async def _edit(client: KubeClient, namespace: str, edit: Scale | RemoveWeight | Adopt) -> KubeObject:
     """Raises ObjectConflictError when the object changed since it was seen: what was decided may no longer hold."""
     metadata: dict[str, Any] = {"uid": edit.uid}
     if isinstance(edit, Adopt):

@@ -1,22 +1,31 @@
 """What to do about children that are not as we applied them: the plan's drift, weighed with what is known of others.
 
 Three causes look alike in a plan. A person's edit is undone. What admission changes on the way in is learned
-and not fought. What another controller writes back each time is put back ever more seldom, and reported (contest.py).
+and not fought. What another controller writes back each time is put back ever more seldom, and the status names it: one
+edit is undone at once, each further one that follows soon waits longer.
 """
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kvasir_operator.apply.contest import Contest, contest_message, continued
+from kvasir_operator.api.labels import FIELD_MANAGER
 from kvasir_operator.apply.drift import as_stored, find_drift
-from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Cause, FoundUnchanged, Plan
+from kvasir_operator.apply.plan import APPLIED_HASH, Apply, Cause, Plan
 from kvasir_operator.errors import OBJECT_ERRORS
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import KubeObject, object_key
+from kvasir_operator.queue.back_off import BackOff
 
 logger = logging.getLogger(__name__)
+
+_BACK_OFF = BackOff(first_seconds=1.0, longest_seconds=300.0)
+_QUIET_SECONDS = 60.0
+"""Who has not written again for this long after the back-off has given up."""
+_NUM_EDITS = 3
+"""As many in a row are no longer a person's slips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,27 +88,25 @@ class ForeignWrites:
         self._client = client
         self._clock = clock
         self._mutations = LearnedMutations()
-        self.found_unchanged = FoundUnchanged()
-        self._contests: dict[str, Contest] = {}
+        self._contests: dict[str, FieldConflict] = {}
 
     async def settle(self, plan: Plan, children: Iterable[KubeObject]) -> Settled:
         """`children` as they were observed. Raises KubeUnavailableError when the API server does not answer."""
         now, live = self._clock(), {object_key(child): child for child in children}
         uids = {child["metadata"]["uid"] for child in live.values()}
         self._mutations.keep(uids)
-        self.found_unchanged.keep(uids)
-        self._contests = {uid: contest for uid, contest in self._contests.items() if now < contest.over_at}
+        self._contests = {uid: conflict for uid, conflict in self._contests.items() if now < conflict.over_at}
         applies = []
         for action in plan.applies:
             is_drift = action.cause is Cause.DRIFTED and action.key in live
             settled = await self._settle_drift(action, live[action.key], now) if is_drift else action
             if settled is not None:
                 applies.append(settled)
-        reported = [contest for contest in self._contests.values() if contest.is_reported]
+        reported = [conflict for conflict in self._contests.values() if conflict.is_reported]
         return Settled(
             replace(plan, applies=tuple(applies)),
-            tuple(contest.message for contest in reported),
-            min((contest.look_at(now) - now for contest in self._contests.values()), default=None),
+            tuple(conflict.message for conflict in reported),
+            min((conflict.look_at(now) - now for conflict in self._contests.values()), default=None),
         )
 
     def remember(self, plan: Plan, written: Collection[KubeObject]) -> None:
@@ -111,13 +118,13 @@ class ForeignWrites:
 
     async def _settle_drift(self, action: Apply, live: KubeObject, now: float) -> Apply | None:
         uid = live["metadata"]["uid"]
-        contest = self._contests.get(uid)
-        if contest is not None and now < contest.next_write:
+        conflict = self._contests.get(uid)
+        if conflict is not None and now < conflict.next_write:
             return None
         drift = find_drift(await self._expected(uid, action.obj), live)
         if not drift:
             return None
-        self._contests[uid] = continued(contest, await self._message(action, drift), now)
+        self._contests[uid] = continued(conflict, await self._message(action, drift), now)
         return replace(action, drift=tuple(drift))
 
     async def _expected(self, uid: str, desired: KubeObject) -> KubeObject:
@@ -137,4 +144,75 @@ class ForeignWrites:
         """Who it is only the API server knows: the cache keeps no managedFields."""
         namespace = action.obj["metadata"]["namespace"]
         live = await self._client.get(action.key.kind, namespace, action.key.name) or action.obj
-        return f"{action.key}: {contest_message(live, [*drift])}"
+        return f"{action.key}: {conflict_message(live, [*drift])}"
+
+
+@dataclass(frozen=True)
+class FieldConflict:
+    """Edits of one child in a row. Times are seconds of one monotonic clock."""
+
+    num_edits: int
+    next_write: float
+    message: str
+
+    @property
+    def over_at(self) -> float:
+        return self.next_write + _QUIET_SECONDS
+
+    def look_at(self, now: float) -> float:
+        """When the next pass is needed: to write again, or to find that it is over."""
+        return self.next_write if now < self.next_write else self.over_at
+
+    @property
+    def is_reported(self) -> bool:
+        return self.num_edits >= _NUM_EDITS
+
+
+def continued(conflict: FieldConflict | None, message: str, now: float) -> FieldConflict:
+    """After one more edit, which is being undone now."""
+    num_edits = 1 if conflict is None or now >= conflict.over_at else conflict.num_edits + 1
+    return FieldConflict(num_edits, now + _BACK_OFF.delay_seconds(num_edits), message)
+
+
+def conflict_message(live: KubeObject, paths: Sequence[str]) -> str:
+    """`live` with its managedFields, without which nobody can be named."""
+    managers = sorted({manager for path in paths for manager in writers_of(live, path)})
+    who, what = ", ".join(managers) or "somebody", ", ".join(paths)
+    return (
+        f"{who} keeps writing {what}: it was put back several times, and is now put back ever more seldom; "
+        "make the other one leave it alone, or say what you want in the manifest"
+    )
+
+
+def writers_of(live: KubeObject, path: str) -> list[str]:
+    """Field managers but ours that own the field at a path (as apply/drift.py writes it), or one above or below it."""
+    entries = live["metadata"].get("managedFields", [])
+    return [
+        each["manager"]
+        for each in entries
+        if each.get("manager") != FIELD_MANAGER and _owns(each.get("fieldsV1", {}), path.split("."))
+    ]
+
+
+def _owns(fields: Mapping[str, Any], segments: Sequence[str]) -> bool:
+    """Whether the tree of `f:NAME` and `k:{KEY}` in managedFields reaches as far as the path does, or ends on it."""
+    for segment in segments:
+        name, _, element = segment.rstrip("]").partition("[")
+        if f"f:{name}" not in fields:
+            return False
+        fields = fields[f"f:{name}"]
+        keys = [key for key in fields if key.startswith("k:")]
+        if not keys:
+            if not fields:
+                return True  # owned as a whole
+            continue
+        found = [key for key in keys if _label(key) == element]
+        if not found:
+            return False
+        fields = fields[found[0]]
+    return True
+
+
+def _label(key: str) -> str:
+    values: Iterable[Any] = json.loads(key.removeprefix("k:")).values()
+    return ",".join(str(value) for value in values)

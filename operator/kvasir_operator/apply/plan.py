@@ -87,7 +87,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Unweigh:
+class RemoveWeight:
     """Takes the traffic weight off a Service that is not rendered any more, only while it is as it was seen.
 
     With it goes its hash: it is no longer what was applied, and is applied again where its revision comes back.
@@ -142,7 +142,7 @@ class Plan:
 
     applies: tuple[Apply, ...] = ()
     scales: tuple[Scale, ...] = ()
-    unweighs: tuple[Unweigh, ...] = ()
+    weight_removals: tuple[RemoveWeight, ...] = ()
     restarts: tuple[Restart, ...] = ()
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
@@ -155,7 +155,7 @@ class Plan:
             self,
             applies=tuple(action for action in self.applies if action.key not in keys),
             scales=tuple(each for each in self.scales if each.key not in keys),
-            unweighs=tuple(each for each in self.unweighs if each.key not in keys),
+            weight_removals=tuple(each for each in self.weight_removals if each.key not in keys),
             adopts=tuple(each for each in self.adopts if each.key not in keys),
             restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
@@ -189,42 +189,19 @@ def stamped(obj: KubeObject) -> KubeObject:
     return {**obj, "metadata": {**metadata, "annotations": {**metadata.get("annotations", {}), APPLIED_HASH: digest}}}
 
 
-class FoundUnchanged:
-    """Versions of one service's children that were found as they should be: no later pass need compare them anew."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-        """By UID."""
-
-    def has(self, live: KubeObject) -> bool:
-        """Of a child whose hash is that of what is wanted now: a version has one."""
-        version: str = live["metadata"]["resourceVersion"]
-        return self._found.get(live["metadata"]["uid"]) == version
-
-    def add(self, live: KubeObject) -> None:
-        self._found[live["metadata"]["uid"]] = live["metadata"]["resourceVersion"]
-
-    def keep(self, uids: Collection[str]) -> None:
-        """Forgets children that are gone."""
-        self._found = {uid: version for uid, version in self._found.items() if uid in uids}
-
-
 def make_plan(
     desired: Iterable[KubeObject],
     observed: Iterable[KubeObject],
     service: KubeObject,
     scales: tuple[Scale, ...] = (),
-    unweighs: tuple[Unweigh, ...] = (),
+    weight_removals: tuple[RemoveWeight, ...] = (),
     restarts: tuple[Restart, ...] = (),
     kept: Collection[ObjectKey] = (),
-    found_unchanged: FoundUnchanged | None = None,
 ) -> Plan:
     """`desired` as returned by stamped; `observed` may hold objects of other owners (they are left alone).
 
-    `kept` are children that stay as they are although nothing desires them. `found_unchanged` spares comparing again
-    what another pass has compared.
+    `kept` are children that stay as they are although nothing desires them.
     """
-    unchanged = found_unchanged or FoundUnchanged()
     wanted = {object_key(obj): obj for obj in desired}
     live = {object_key(obj): obj for obj in observed}
     ordered = sorted(wanted, key=lambda key: CHILD_KINDS.index(key.kind))
@@ -233,15 +210,15 @@ def make_plan(
         key for key in ordered if key in live and key not in terminating and _is_foreign(live[key], service)
     )
     free = [key for key in ordered if key not in terminating and key not in blocked]
-    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key), unchanged)) is not None]
+    applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
     others = [obj for key, obj in live.items() if key not in wanted]
     owners = [owner for obj in wanted.values() for owner in obj["metadata"].get("ownerReferences", [])][:1]
     adopts = (Adopt(object_key(obj), obj["metadata"]["uid"], *owners) for obj in others if owners and _is_orphan(obj))
     deletes = _prune((obj for obj in others if object_key(obj) not in kept), service["metadata"]["uid"])
-    return Plan(tuple(applies), scales, unweighs, restarts, deletes, blocked, terminating, tuple(adopts))
+    return Plan(tuple(applies), scales, weight_removals, restarts, deletes, blocked, terminating, tuple(adopts))
 
 
-def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnchanged) -> Apply | None:
+def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
     if live is None:
         return Apply(desired, Cause.CREATED)
     if kind_of(desired) == SECRET:
@@ -250,13 +227,8 @@ def _plan_one(desired: KubeObject, live: KubeObject | None, unchanged: FoundUnch
     wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
     if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
         return Apply(desired, Cause.CHANGED, live_uid=uid)
-    if unchanged.has(live):
-        return None
-    drift = find_drift(desired, live)
-    if not drift:
-        unchanged.add(live)
-        return None
-    return Apply(desired, Cause.DRIFTED, tuple(drift), live_uid=uid)
+    drift = tuple(find_drift(desired, live))
+    return Apply(desired, Cause.DRIFTED, drift, live_uid=uid) if drift else None
 
 
 def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]:

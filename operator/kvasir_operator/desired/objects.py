@@ -4,15 +4,12 @@ A child is changed in its builder under resources/; here is only which children 
 are not among them: they stay as they were made until rollout/ lets them go.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
 from kvasir_operator.api.labels import REVISION_NUMBER, group_name, leader_worker_set_name, workload_name
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.apply.plan import stamped
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
@@ -23,7 +20,6 @@ from kvasir_operator.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
     Kind,
-    KubeObject,
     ObjectKey,
     object_key,
 )
@@ -44,7 +40,6 @@ from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
 _GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
-MAX_SERVICES: Final = 128
 
 
 @dataclass(frozen=True)
@@ -80,10 +75,6 @@ class DesiredService:
     unsupported: tuple[UnsupportedFeature, ...]
     shared: tuple[Manifest, ...]
     group_kind: Kind = STATEFUL_SET
-    _stamped: list[tuple[CurrentRevision, list[Manifest]]] = field(
-        default_factory=list, init=False, repr=False, compare=False
-    )
-    """What `stamped_objects` returned last."""
 
     @property
     def keys(self) -> list[ObjectKey]:
@@ -116,16 +107,6 @@ class DesiredService:
     def objects(self, current: CurrentRevision) -> list[Manifest]:
         """In the order in which they are applied, but that a new workload comes before its Service (apply/plan.py)."""
         return [*self.shared, *self._revised(current)]
-
-    def stamped_objects(self, current: CurrentRevision) -> list[Manifest]:
-        """The same, as they are applied: made once for all passes of a rollout, those of a revision once a step."""
-        if not self._stamped or self._stamped[0][0] != current:
-            self._stamped[:] = [(current, [*self._stamped_shared, *map(stamped, self._revised(current))])]
-        return self._stamped[0][1]
-
-    @cached_property
-    def _stamped_shared(self) -> tuple[Manifest, ...]:
-        return tuple(map(stamped, self.shared))
 
     def _revised(self, current: CurrentRevision) -> list[Manifest]:
         service, settings = self.service, self.settings
@@ -213,33 +194,3 @@ def _workloads(
 def _numbered(workload: Manifest, number: int) -> Manifest:
     annotations = {**workload["metadata"].get("annotations", {}), REVISION_NUMBER: str(number)}
     return {**workload, "metadata": {**workload["metadata"], "annotations": annotations}}
-
-
-class RecentlyDesired:
-    """What services want, rendered once for the passes of a rollout: several look at one spec within seconds.
-
-    Of few services, those asked for last: what is rendered of one takes more memory than all that the informers keep.
-    """
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[tuple[str, str], tuple[tuple[Any, ...], DesiredService]] = OrderedDict()
-
-    def of(self, obj: KubeObject, inputs: tuple[object, ...], render: Callable[[], DesiredService]) -> DesiredService:
-        """`inputs`: whatever `render` goes by besides the manifest in `obj`. What it raises is not kept.
-
-        The manifests that it holds are others' too, and not to be changed.
-        """
-        metadata = obj["metadata"]
-        key = metadata["namespace"], metadata["name"]
-        made_of: tuple[Any, ...] = (
-            obj.get("spec"),
-            *(metadata.get(name) for name in ("uid", "generation", "labels", "annotations")),
-            *inputs,
-        )
-        found = self._found.pop(key, None)
-        if found is None or found[0] != made_of:
-            found = made_of, render()
-        self._found[key] = found
-        if len(self._found) > MAX_SERVICES:
-            self._found.popitem(last=False)
-        return found[1]

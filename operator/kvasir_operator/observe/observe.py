@@ -55,15 +55,13 @@ async def observe(
     key: ServiceKey,
     wanted: Collection[ObjectKey],
     child_kinds: Iterable[Kind],
-    seen: Iterable[KubeObject] = (),
 ) -> Observed:
-    """`child_kinds` are those that the cluster serves and children are listed of; `seen` need not be asked for.
+    """`child_kinds` are those that the cluster serves and children are listed of.
 
     Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly.
     """
     *lists, pods = await _lists(client, key, (*child_kinds, POD))
     children = [child for listed in lists for child in listed]
-    children += [each for each in seen if object_key(each) in wanted]
     unseen = set(wanted) - {object_key(child) for child in children}
     # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))

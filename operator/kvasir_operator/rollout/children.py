@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
-from kvasir_operator.apply.plan import Scale, Unweigh
+from kvasir_operator.apply.plan import RemoveWeight, Scale
 from kvasir_operator.groups.group import chosen_indexes
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
@@ -45,9 +45,9 @@ def _scales(observed: ObservedWorkload, wanted: int, going: Collection[str]) -> 
             yield Scale.of(group.obj, group.running_replicas if group.index in running else 0)
 
 
-def unweighs(
+def weight_removals(
     plan: RolloutPlan, workloads: Iterable[ObservedWorkload], children: Iterable[KubeObject]
-) -> tuple[Unweigh, ...]:
+) -> tuple[RemoveWeight, ...]:
     """Services of canaries that were given up: the last of their pods could not carry what the weight says."""
     weighed = {
         each.service_name
@@ -55,7 +55,7 @@ def unweighs(
         if each.workload.key.revision != plan.revision and each.workload.traffic_weight and not each.workload.is_idle
     }
     services = (child for child in children if object_key(child).kind == SERVICE)
-    return tuple(Unweigh.of(service) for service in services if service["metadata"]["name"] in weighed)
+    return tuple(RemoveWeight.of(service) for service in services if service["metadata"]["name"] in weighed)
 
 
 def kept_children(

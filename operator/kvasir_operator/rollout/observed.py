@@ -199,7 +199,7 @@ def _weight(service: KubeObject) -> int | None:
     for text in (each.get(TRAFFIC_WEIGHT, "") for each in (annotations, own_labels)):
         if text.isdecimal():
             return int(text)
-    return None if APPLIED_HASH in annotations else 0  # see plan.Unweigh
+    return None if APPLIED_HASH in annotations else 0  # see plan.RemoveWeight
 
 
 def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:

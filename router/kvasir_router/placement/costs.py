@@ -9,16 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from kvasir_router.placement.placement import Fetch
 from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.prefill_rate import work
+from kvasir_router.service.load import KV_BARRIER_START
+from kvasir_router.service.prefill_rate import CONTEXT_DOUBLING_TOKENS, work
 from kvasir_router.service.registry import Endpoint
 
 # A token resident in a decode batch is read once a step; a token of prefill goes through every weight once. The ratio
 # only has to tell an empty endpoint from a busy one when their prefill queues are equal.
 DECODE_WEIGHT = 0.05
-# The barrier starts here: 0 s, then 0.5 s at 90 %, 1.5 s at 95 %, 20 s when full.
-KV_BARRIER_START = 0.8
+# A second of the answer, in seconds of waiting for its first token.
+ANSWER_WEIGHT = 0.5
+# The barrier: 0 s where it starts, at 80 %; 0.5 s at 90 %, 1.5 s at 95 %, 20 s when full.
 KV_BARRIER_SECONDS = 0.5
 _FULL = 0.995
+_GROWTH = 0.5 / CONTEXT_DOUBLING_TOKENS
 # A second in which a stream that has begun stands still, in seconds of waiting for a first token. Streams are mostly
 # read more slowly than they come, so that a pause is felt less than a late beginning.
 STALL_WEIGHT = 0.05
@@ -29,7 +32,7 @@ MOST_DELAY = 32.0
 
 Term = Callable[[InferenceRequest, Sequence[Endpoint], Cached, float], list[float]]
 """Seconds that it adds on each endpoint, for the request, what is cached of it, and now."""
-DerivedTerm = Callable[[Mapping[str, Sequence[float]]], list[float]]
+DerivedTerm = Callable[[Mapping[str, Sequence[float]], Sequence[Endpoint]], list[float]]
 """Seconds that it adds on each endpoint, of which there is at least one, by those that other terms do."""
 
 
@@ -47,7 +50,11 @@ def own_prefill(request: InferenceRequest, endpoints: Sequence[Endpoint], cached
     if not cached:
         whole = work_left(num_tokens, 0)
         return [whole / endpoint.load.prefill.tokens_per_second for endpoint in endpoints]
-    works = {depth: work_left(num_tokens, depth) for depth in {0, *cached.values()}}  # most endpoints share a depth
+    most, whole = max(num_tokens - 1, 0), work(num_tokens)
+    works = {  # work_left, without a call for each
+        depth: whole - (least := depth if depth < most else most) * (1 + least * _GROWTH)
+        for depth in {0, *cached.values()}
+    }
     return [works[cached.get(endpoint.url, 0)] / endpoint.load.prefill.tokens_per_second for endpoint in endpoints]
 
 
@@ -58,9 +65,16 @@ def work_left(num_tokens: int, num_cached_tokens: int) -> float:
 
 
 def decode_load(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
-    """What running decodes take of each step: the KV that they read, for this request's prefill and its own decode."""
+    """What the answer takes longer than on an empty endpoint that decodes as fast as most: by the KV that running
+    decodes read in each step, and by the steps of an endpoint that is slower.
+    """
+    answer = ANSWER_WEIGHT * request.num_output_tokens
     return [
-        DECODE_WEIGHT * load.resident_tokens / load.prefill.tokens_per_second for load in [e.load for e in endpoints]
+        DECODE_WEIGHT * load.resident_tokens / rate.tokens_per_second
+        if not (rate := load.prefill).excess_step_seconds
+        else DECODE_WEIGHT * load.resident_tokens / rate.tokens_per_second * rate.decode_slowness
+        + answer * rate.excess_step_seconds
+        for load in [e.load for e in endpoints]
     ]
 
 
@@ -72,8 +86,7 @@ def kv_barrier(request: InferenceRequest, endpoints: Sequence[Endpoint], cached:
     added = request.num_prompt_tokens + request.num_output_tokens
     return [
         0.0
-        if (load := endpoint.load).kv_used_tokens + added <= KV_BARRIER_START * (load.kv_capacity_tokens or 0)
-        or (load.kv_usage is None and load.kv_capacity_tokens is None)
+        if added <= endpoint.load.kv_room_tokens
         else barrier_seconds(_usage(endpoint, added - cached.get(endpoint.url, 0)))
         for endpoint in endpoints
     ]
@@ -96,15 +109,20 @@ def _usage(endpoint: Endpoint, num_added_tokens: int) -> float:
 
 
 def decode_stall(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
-    """What this request's prefill costs those that decode on the same endpoint: each of their tokens comes later.
-
-    Only pairing adds it: where every endpoint does both, it is much the same wherever a prompt goes.
-    """
+    """What this request's prefill costs those that decode on the same endpoint: each of their tokens comes later."""
     own = own_prefill(request, endpoints, cached, now)
     return [STALL_WEIGHT * endpoint.load.num_decoding * each for endpoint, each in zip(endpoints, own, strict=True)]
 
 
-def delay_to_others(columns: Mapping[str, Sequence[float]]) -> list[float]:
+def stall_of_prefill(columns: Mapping[str, Sequence[float]], endpoints: Sequence[Endpoint]) -> list[float]:
+    """`decode_stall`, by the prefill that is known already."""
+    return [
+        STALL_WEIGHT * num * own if (num := endpoint.load.num_decoding) > 0 else 0.0
+        for endpoint, own in zip(endpoints, columns["own_prefill"], strict=True)
+    ]
+
+
+def delay_to_others(columns: Mapping[str, Sequence[float]], endpoints: Sequence[Endpoint]) -> list[float]:
     """What this request's prefill costs those behind it: nothing where some endpoint is idle, more the longer all are
     busy.
 
@@ -149,6 +167,9 @@ TERMS: dict[str, Term] = {
     "kv_barrier": kv_barrier,
 }
 DERIVED_TERMS: dict[str, DerivedTerm] = {"delay_to_others": delay_to_others}
+"""Of who prefills, whatever it does besides."""
+MIXED_TERMS: dict[str, DerivedTerm] = DERIVED_TERMS | {"decode_stall": stall_of_prefill}
+"""The same where every endpoint decodes what it prefills."""
 
 
 def columns_of(
@@ -161,4 +182,6 @@ def columns_of(
 ) -> dict[str, list[float]]:
     """Each term's seconds of all endpoints, of which there is at least one."""
     columns = {name: term(request, endpoints, cached, now) for name, term in terms.items()}
-    return columns | {name: term(columns) for name, term in derived.items()}
+    for name, term in derived.items():
+        columns[name] = term(columns, endpoints)
+    return columns

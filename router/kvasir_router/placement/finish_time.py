@@ -1,39 +1,106 @@
 """Finish time: the endpoint that would finish this request's prefill first, as one cost in seconds.
 
 Mooncake's conductor (Qin et al., arXiv 2407.00079) is the source of the idea; the terms and their weights are ours.
+
+A prefix that many ask for is computed once more where that pays. No request would do so by its own cost: it alone would
+pay for the prefill, and all that come after it would gain. So each that goes where the prefix is cached, though another
+endpoint would be cheaper if it had the prefix too, adds to what has been lost for that prefix. The one with which the
+loss reaches the price, the prefill there for itself and for each stream that stands still meanwhile, is placed as if it
+were cached there. Whatever comes, no more than twice as much is lost as by who had known it (rent or buy: Karlin et al.
+1988).
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from operator import add
+from functools import partial, reduce
+from operator import add, sub
 
-from kvasir_router.placement.costs import DERIVED_TERMS, TERMS, DerivedTerm, Term, columns_of
+from kvasir_router.placement.costs import ANSWER_WEIGHT, MIXED_TERMS, TERMS, DerivedTerm, Term, columns_of
 from kvasir_router.placement.placement import Placement, leg_on
-from kvasir_router.prefix_index.index import Cached
+from kvasir_router.prefix_index.index import Cached, SharedPrefix
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.registry import Endpoint
 
 # Rates are measured, so noisy: costs within this share of the lowest are ties.
 TIE_TOLERANCE = 0.02
+# Of a loss to the answer: every second of it, and as many again that the streams there lose to it.
+EVERYBODY_WEIGHT = 2 / ANSWER_WEIGHT
+# Of prefixes that are asked for, the latest: one of which nobody speaks any more has nothing to lose.
+_MAX_PREFIXES = 4096
+_ADDED = partial(map, add)
+
+
+class PrefixLosses:
+    """Seconds that requests for a prefix have lost since it was computed last, by its name."""
+
+    def __init__(self) -> None:
+        self._losses: OrderedDict[int, float] = OrderedDict()
+
+    def is_paid(self, prefix: int, loss: float, price: float) -> bool:
+        """Adds the loss; whether that makes the price, which is then taken."""
+        total = self._losses.pop(prefix, 0.0) + loss
+        is_paid = total >= price
+        self._losses[prefix] = 0.0 if is_paid else total
+        return is_paid
+
+    def is_known(self, prefix: int) -> bool:
+        """Somebody has asked for it before; from now on somebody has."""
+        if prefix in self._losses:
+            return True
+        self._losses[prefix] = 0.0
+        if len(self._losses) > _MAX_PREFIXES:
+            self._losses.popitem(last=False)
+        return False
 
 
 class FinishTime:
     """Of ties the endpoint that was idle longest wins."""
 
-    def __init__(self, terms: Mapping[str, Term] = TERMS, derived: Mapping[str, DerivedTerm] = DERIVED_TERMS) -> None:
+    def __init__(
+        self,
+        terms: Mapping[str, Term] = TERMS,
+        derived: Mapping[str, DerivedTerm] = MIXED_TERMS,
+        losses: PrefixLosses | None = None,
+    ) -> None:
         self._terms = terms
         self._derived = derived
+        self.losses = losses or PrefixLosses()
 
     def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
-        columns: Iterable[Iterable[float]] = columns_of(
-            self._terms, self._derived, request, endpoints, cached, now
-        ).values()
-        costs = list(reduce(_added, columns))  # a third of the time of a sum for each endpoint
+        by_term = columns_of(self._terms, self._derived, request, endpoints, cached, now)
+        columns: Iterable[Iterable[float]] = by_term.values()
+        costs = list(reduce(_ADDED, columns))  # a third of the time of a sum for each endpoint
+        if (prefix := _prefix_of(request, cached)) is not None and self.losses.is_known(prefix):
+            self._replicate(prefix, by_term, costs, endpoints)
         lowest = min(costs)
         limit = lowest * (1 + TIE_TOLERANCE)
-        ties = [endpoint for endpoint, cost in zip(endpoints, costs, strict=True) if cost <= limit]
+        ties = [endpoints[position] for position, cost in enumerate(costs) if cost <= limit]
         choice = ties[0] if len(ties) == 1 else min(ties, key=_last_dispatch)
         return Placement(leg_on(choice, request, cached), cost_seconds=lowest)
+
+    def _replicate(
+        self,
+        prefix: int,
+        by_term: Mapping[str, Sequence[float]],
+        costs: list[float],
+        endpoints: Sequence[Endpoint],
+    ) -> None:
+        """Takes the prefill off the cost of the endpoint that would be the cheapest without, where that is paid for."""
+        own, decode = by_term["own_prefill"], by_term["decode_load"]
+        if (fetch := by_term.get("prefix_fetch")) is not None:
+            own = list(map(add, own, fetch))
+        prefills = list(map(add, map(add, own, by_term["delay_to_others"]), by_term["decode_stall"]))
+        without = list(map(sub, costs, prefills))
+        lowest, least = min(without), min(own)
+        best, choice = without.index(lowest), costs.index(min(costs))
+        if own[best] == least:
+            return  # the prefix is there
+        cost = lowest + prefills[own.index(least)]
+        longer = decode[choice] - decode[best]
+        loss = costs[choice] - cost + (EVERYBODY_WEIGHT - 1) * longer
+        price = (own[best] - least + by_term["delay_to_others"][best]) * (1 + endpoints[best].load.num_decoding)
+        if self.losses.is_paid(prefix, max(loss, 0.0), price):
+            costs[best] = cost
 
     def costs(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
@@ -46,8 +113,10 @@ class FinishTime:
         }
 
 
-def _added(one: Iterable[float], other: Iterable[float]) -> Iterable[float]:
-    return map(add, one, other)
+def _prefix_of(request: InferenceRequest, cached: Cached) -> int | None:
+    """What of the prompt is cached anywhere, by its name."""
+    prefix = request.prefix
+    return prefix.beginning(max(cached.values())) if cached and isinstance(prefix, SharedPrefix) else None
 
 
 def _last_dispatch(endpoint: Endpoint) -> tuple[int, str]:

@@ -165,6 +165,6 @@ def fetching_leg(leg: Leg, fetch: Fetch) -> Leg:
 
 
 def _knowing(policy: CostPolicy, fetches: Mapping[str, Fetch]) -> CostPolicy:
-    if not fetches:
+    if not fetches or not isinstance(policy, FinishTime):
         return policy
-    return FinishTime({**TERMS, "prefix_fetch": PrefixFetch(fetches)})
+    return FinishTime({**TERMS, "prefix_fetch": PrefixFetch(fetches)}, losses=policy.losses)

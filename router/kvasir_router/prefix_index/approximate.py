@@ -15,11 +15,10 @@ from math import inf
 from struct import iter_unpack
 from typing import cast
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index.index import Held, PrefixKey
+from kvasir_router.prefix_index.index import Held, PrefixKey, SharedPrefix
 
 # A million tokens at the default block size.
 MAX_BLOCKS_PER_PROMPT = 16384
@@ -31,11 +30,15 @@ _BITS = bytes.maketrans(b"01", b"\0\1")
 BYTES_PER_BLOCK = 200
 
 
-class BlockHashes(msgspec.Struct, frozen=True):
+class BlockHashes(SharedPrefix, frozen=True):
     """The key of this index."""
 
     num_tokens: int  # estimated for text, exact for token ids
     hashes: tuple[int, ...]  # chained: one for every full block of the prompt
+
+    def beginning(self, num_tokens: int) -> int | None:
+        depth = -(-num_tokens * len(self.hashes) // self.num_tokens)  # rounded up: the last block may be partly filled
+        return self.hashes[depth - 1] if 0 < depth <= len(self.hashes) else None
 
 
 @dataclass(slots=True)
@@ -104,6 +107,10 @@ class ApproximatePrefixIndex:
         self._holding: dict[int, int] = {}  # block hash -> bits of the endpoints that hold it
         self._num_dispatches = 0
         self._expires_at = inf  # the oldest dispatch
+
+    def of_the_last(self, seconds: float) -> "ApproximatePrefixIndex":
+        """Another one with the same keys, which forgets sooner."""
+        return ApproximatePrefixIndex(self._max_blocks, seconds, self._block_tokens, self._bytes_per_token)
 
     async def key(self, prompt: Prompt) -> BlockHashes:
         bytes_per_token = _BYTES_PER_TOKEN_ID if prompt.is_token_ids else self._bytes_per_token

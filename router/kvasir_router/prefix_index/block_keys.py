@@ -31,11 +31,30 @@ def block_keys(
     return tuple(keys)
 
 
+class PromptKeys:
+    """The keys of a prompt, whose tokens come piece by piece; engines hash a cache salt into the first block only."""
+
+    def __init__(self, block_size: int, adapter: bytes, first_extra_key: bytes = b"") -> None:
+        self.keys: list[int] = []
+        self.block_size = block_size
+        self._root = root_key(adapter)
+        self._first_extra_key = first_extra_key
+        self._rest = b""  # tokens of a block that is not full
+
+    def extend(self, tokens: bytes) -> None:
+        tokens, block_bytes = self._rest + tokens, self.block_size * _TOKEN_BYTES
+        if self._first_extra_key and not self.keys:
+            self.keys.extend(block_keys(self._root, tokens[:block_bytes], self.block_size, (self._first_extra_key,)))
+            if not self.keys:
+                self._rest = tokens
+                return
+            tokens = tokens[block_bytes:]
+        self.keys.extend(block_keys(self.keys[-1] if self.keys else self._root, tokens, self.block_size))
+        self._rest = tokens[len(tokens) - len(tokens) % block_bytes :]
+
+
 def prompt_keys(tokens: bytes, block_size: int, adapter: bytes, first_extra_key: bytes = b"") -> tuple[int, ...]:
-    """The keys of a whole prompt; engines hash a cache salt into the first block only."""
-    root = root_key(adapter)
-    if not first_extra_key:
-        return block_keys(root, tokens, block_size)
-    block_bytes = block_size * _TOKEN_BYTES
-    first = block_keys(root, tokens[:block_bytes], block_size, (first_extra_key,))
-    return first + block_keys(first[0], tokens[block_bytes:], block_size) if first else ()
+    """Of a prompt that is there as a whole."""
+    prompt = PromptKeys(block_size, adapter, first_extra_key)
+    prompt.extend(tokens)
+    return tuple(prompt.keys)

@@ -6,6 +6,8 @@ How prompts are cut and hashed is each index's own. Times are seconds of any ste
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from kvasir_router.dialects.dialect import Prompt
 
 Cached = Mapping[str, int]
@@ -26,6 +28,14 @@ class PrefixKey(Protocol):
     def num_tokens(self) -> int:
         """Exact where the index tokenises, else estimated."""
         ...
+
+
+class SharedPrefix(msgspec.Struct, frozen=True):
+    """A key that tells which prompts have a beginning in common."""
+
+    def beginning(self, num_tokens: int) -> int | None:
+        """The name of so many leading tokens, as they were matched; None: too few."""
+        raise NotImplementedError
 
 
 class PrefixIndex(Protocol):

@@ -2,11 +2,14 @@
 
 An endpoint is judged by its events. Where they do not tell all that it holds (none come, some were lost, the beginning
 is not known), or a prompt cannot be tokenised here, the approximate index is asked too, and the longer match counts.
+
+A text is tokenised as far as somebody has it cached: behind the first block that nobody has, none can count. How many
+tokens the rest has is estimated, and whether it was just sent somewhere is known by its text.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +18,12 @@ from typing import TypeVar, cast
 import msgspec
 
 from kvasir_router.dialects.dialect import ABSENT, Prompt
-from kvasir_router.prefix_index.block_keys import prompt_keys
-from kvasir_router.prefix_index.index import Held, PrefixIndex, PrefixKey
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.block_keys import PromptKeys
+from kvasir_router.prefix_index.index import Held, PrefixKey, SharedPrefix
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
-from kvasir_router.prefix_index.tokens import PromptTokenizer
+from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, Chunk, PromptTokenizer
 
 _BYTES_PER_TOKEN_ID = 4
 
@@ -54,11 +58,17 @@ class Threads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass(frozen=True, slots=True)
-class MixedKey:
-    num_tokens: int  # exact where `chains` is there
+class MixedKey(SharedPrefix, frozen=True):
+    num_tokens: int  # exact where `chains` is there, but where the text is cut
     approximate: PrefixKey
     chains: Chains | None  # None: which tokens the prompt has is not known
+    is_cut: bool = False  # behind what somebody has cached
+
+    def beginning(self, num_tokens: int) -> int | None:
+        for block_size, keys in (self.chains or {}).items():
+            if num_tokens % block_size == 0 and block_size <= num_tokens <= len(keys) * block_size:
+                return keys[num_tokens // block_size - 1]
+        return self.approximate.beginning(num_tokens) if isinstance(self.approximate, SharedPrefix) else None
 
 
 @dataclass(eq=False)
@@ -69,7 +79,7 @@ class MixedIndex:
     `base_models` are what engines serve without an adapter; where none is known, every model is taken for one.
     """
 
-    approximate: PrefixIndex
+    approximate: ApproximatePrefixIndex
     precise: PreciseIndex
     threads: Threads
     base_models: Callable[[], frozenset[str]]
@@ -77,18 +87,21 @@ class MixedIndex:
     on_text: Callable[[], None] = lambda: None
     _tokenizer: PromptTokenizer | None = field(default=None, init=False)  # the engines' own, once one has told
 
+    def __post_init__(self) -> None:
+        self._just_sent = self.approximate.of_the_last(self.precise.guess_seconds)  # texts that were cut
+
     def use_tokenizer(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     async def key(self, prompt: Prompt) -> MixedKey:
         approximate = await self.approximate.key(prompt)
-        chains, num_tokens = None, approximate.num_tokens
         if not prompt.is_token_ids:
             self.on_text()
         if prompt.is_token_ids or self._tokenizer is not None:
-            found = await self.threads.run(len(prompt.content), partial(self._chains, prompt))
-            chains, num_tokens = found if found is not None else (chains, num_tokens)
-        return MixedKey(num_tokens, approximate, chains)
+            found = await self.threads.run(len(prompt.content), partial(self._key, prompt, approximate))
+            if found is not None:
+                return found
+        return MixedKey(approximate.num_tokens, approximate, None)
 
     def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
         mixed = cast(MixedKey, key)
@@ -96,6 +109,10 @@ class MixedIndex:
         for url, num_tokens in self.approximate.match(mixed.approximate, now).items():
             if not self._is_told(url, mixed):
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
+        if mixed.is_cut:
+            share = mixed.num_tokens / max(mixed.approximate.num_tokens, 1)
+            for url, num_tokens in self._just_sent.match(mixed.approximate, now).items():
+                matched[url] = max(matched.get(url, 0), min(int(num_tokens * share), mixed.num_tokens))
         return matched
 
     def written(self, key: PrefixKey) -> Mapping[str, Held]:
@@ -106,21 +123,26 @@ class MixedIndex:
         mixed = cast(MixedKey, key)
         if mixed.chains is not None:
             self.precise.insert(url, mixed.chains, now)
+        if mixed.is_cut:
+            self._just_sent.insert(url, mixed.approximate, now, capacity_tokens)
         if not self._is_told(url, mixed):
             self.approximate.insert(url, mixed.approximate, now, capacity_tokens)
 
     def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
         if key is None:
             self.approximate.withdraw(url)
+            self._just_sent.withdraw(url)
             self.on_withdrawn(url)
             return
         mixed = cast(MixedKey, key)
         self.approximate.withdraw(url, mixed.approximate)
+        self._just_sent.withdraw(url, mixed.approximate)
         if mixed.chains is not None:
             self.precise.withdraw(url, mixed.chains)
 
     def expire(self, now: float) -> None:
         self.approximate.expire(now)
+        self._just_sent.expire(now)
         self.precise.expire(now)
 
     def num_blocks(self, url: str) -> int:
@@ -132,20 +154,29 @@ class MixedIndex:
         """Events say all about this prompt on this endpoint."""
         return key.chains is not None and self.precise.is_complete(url)
 
-    def _chains(self, prompt: Prompt) -> tuple[Chains, int] | None:
-        """In a thread where the prompt is long: reads nothing that changes."""
-        tokens = prompt.content if prompt.is_token_ids else self._tokens(prompt)
-        if tokens is None:
+    def _key(self, prompt: Prompt, approximate: PrefixKey) -> MixedKey | None:
+        """In a thread where the prompt is long: of what changes meanwhile it asks for single blocks only."""
+        if prompt.is_token_ids:
+            chunks: Iterator[Chunk] | None = iter([Chunk(prompt.content)])
+        else:
+            chunks = None if self._tokenizer is None else self._tokenizer.chunks(prompt)
+        if chunks is None:
             return None
-        adapter = _adapter(prompt.model, self.base_models())
-        salt = _salt_key(prompt.cache_salt)
-        chains = {
-            block_size: prompt_keys(tokens, block_size, adapter, salt) for block_size in self.precise.block_sizes()
-        }
-        return chains, len(tokens) // _BYTES_PER_TOKEN_ID
+        adapter, salt = _adapter(prompt.model, self.base_models()), _salt_key(prompt.cache_salt)
+        known = [PromptKeys(block_size, adapter, salt) for block_size in self.precise.block_sizes()]
+        num_bytes, share, is_cut = 0, 1.0, False
+        for chunk in chunks:
+            num_bytes, share = num_bytes + len(chunk.tokens), chunk.share
+            for keys in known:
+                keys.extend(chunk.tokens)
+            is_cut = chunk.num_left > CHUNK_CHARACTERS and not any(map(self._may_go_on, known))
+            if is_cut:
+                break
+        num_tokens = int(num_bytes // _BYTES_PER_TOKEN_ID / share)
+        return MixedKey(num_tokens, approximate, {keys.block_size: keys.keys for keys in known}, is_cut)
 
-    def _tokens(self, prompt: Prompt) -> bytes | None:
-        return None if self._tokenizer is None else self._tokenizer.tokens(prompt)
+    def _may_go_on(self, known: PromptKeys) -> bool:
+        return not known.keys or self.precise.is_held(known.keys[-1])
 
 
 def _salt_key(raw: msgspec.Raw) -> bytes:

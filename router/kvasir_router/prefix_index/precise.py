@@ -75,6 +75,7 @@ class PreciseIndex:
 
     def __init__(self, budget: BlockBudget, guess_seconds: float = 2.0) -> None:
         """Blocks beyond the budget are not believed, and whoever holds them is not known completely."""
+        self.guess_seconds = guess_seconds
         self._budget = budget
         self._holders: dict[int, int] = {}  # key -> bits of the caches
         self._guesses = Guesses(guess_seconds)
@@ -92,6 +93,10 @@ class PreciseIndex:
     def block_sizes(self) -> frozenset[int]:
         """In which prompts are to be cut."""
         return frozenset(self._live)
+
+    def is_held(self, key: int) -> bool:
+        """Somebody has the block, by events. May be asked by another thread."""
+        return key in self._holders
 
     def num_blocks(self, url: str) -> int:
         return sum(len(cache.blocks) + len(cache.doubted) for cache in self._caches(url))

@@ -8,6 +8,7 @@ engine that goes on with its stream. Whoever handles the request drops it at the
 
 import asyncio
 from dataclasses import dataclass
+from typing import cast
 
 from kvasir_http.connections import ClientLimits
 from kvasir_router.errors import BodyBudgetExceededError, BodyTimeoutError, BodyTooLargeError, RequestError
@@ -46,8 +47,8 @@ class BodyBudget:
         """For a body. Raises BodyBudgetExceededError (503)."""
         if not self._is_enough(self._num_body_bytes + num_bytes, self._num_journal_bytes):
             raise BodyBudgetExceededError(
-                f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes}; "
-                "try again later",
+                f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes} "
+                "(--max-held-body-size, or 3/8 of its memory limit where that is less); try again later",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self._num_body_bytes += num_bytes
@@ -77,7 +78,8 @@ class Body:
         self.budget = budget
         self._max_bytes = max_bytes
         self._times = times
-        self._chunks: list[bytes] = []
+        self._first = b""
+        self._all = bytearray()  # once there are two chunks: one that grows leaves no holes in memory, as a join would
         self._num_bytes = 0
         self._refusal: RequestError | None = None
         self._is_dropped = False
@@ -98,15 +100,21 @@ class Body:
         except BodyBudgetExceededError as error:
             self._refuse(error)
             return
+        if not self._num_bytes:
+            self._first = chunk
+        elif self._all:
+            self._all += chunk
+        else:
+            self._all += self._first
+            self._all += chunk
         self._num_bytes += len(chunk)
-        self._chunks.append(chunk)
 
     def end(self) -> None:
         if self.is_over or self._is_dropped:
             return
         self.is_over = True
-        self.content = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks = []
+        self.content = cast(bytes, self._all) if self._all else self._first
+        self._forget()
         self._wake()
 
     # For the handler
@@ -125,8 +133,11 @@ class Body:
         self._is_dropped = True
         self.budget.take(-self._num_bytes)
         self._num_bytes = 0
-        self._chunks = []
+        self._forget()
         self.content = b""
+
+    def _forget(self) -> None:
+        self._first, self._all = b"", bytearray()
 
     async def _until_over(self) -> None:
         """A chunk does not wake the reader: when the time is over, what has come by then may have earned more."""

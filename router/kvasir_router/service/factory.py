@@ -12,13 +12,14 @@ from kvasir_router.admission.admission import Admission, QueueLimits
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.config import PolicyName, ProbeLimits, RouterConfig
 from kvasir_router.debug.decisions import DecisionLog
+from kvasir_router.memory import prefix_memory, text_cache_bytes
 from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
 from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
-from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, PrefixMemory
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.service.catalog import ModelCatalog
 from kvasir_router.service.health import Prober
@@ -80,7 +81,6 @@ class ServiceFactory:
         decisions: DecisionLog,
         peer_feed: "PeerFeed | None",
         tuning: Tuning = TUNING,
-        prefix_memory: PrefixMemory | None = None,
         take_heard: Callable[[str], bool] = lambda url: False,
     ) -> None:
         self._tuning = tuning
@@ -91,8 +91,8 @@ class ServiceFactory:
         self._tenant_limits = tenant_limits
         self._decisions = decisions
         self._peer_feed = peer_feed
-        self._prefix_memory = prefix_memory or PrefixMemory()
-        self._followings = _followings(config, session, tuning.clock)
+        self._prefix_memory = prefix_memory(tuning.memory_limit_bytes)
+        self._followings = _followings(config, session, tuning)
 
     def create(self, settings: ServiceSettings) -> Service:
         config, clock = self._config, self._tuning.clock
@@ -116,15 +116,16 @@ class ServiceFactory:
         if self._peer_feed is not None:
             self._peer_feed.attach(settings.name, peers)
         following = None
-        index: PrefixIndex = ApproximatePrefixIndex(
+        approximate = ApproximatePrefixIndex(
             config.prefix_index_size,
             config.prefix_ttl,
             config.prefix_block_size,
             config.bytes_per_token,
             self._prefix_memory,
         )
+        index: PrefixIndex = approximate
         if self._followings is not None:
-            following = self._followings.create(index, registry, settings.router_secret, admission.wake)
+            following = self._followings.create(approximate, registry, settings.router_secret, admission.wake)
             index = following.index
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
@@ -184,15 +185,15 @@ class ServiceFactory:
         return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)
 
 
-def _followings(
-    config: RouterConfig, session: aiohttp.ClientSession, clock: Callable[[], float]
-) -> "FollowingFactory | None":
+def _followings(config: RouterConfig, session: aiohttp.ClientSession, tuning: Tuning) -> "FollowingFactory | None":
     if config.kv_events is None:
         return None
     from kvasir_router.service.following import FollowingFactory  # 160 ms and 9 MB, see there
+    from kvasir_router.service.tokenizer_source import Tokenizers
 
     idle_seconds = _TOKENIZER_IDLE_SECONDS if config.gateway else None
-    return FollowingFactory(config.kv_events, config.kv_index_size, session, clock, idle_seconds)
+    tokenizers = Tokenizers(text_cache_bytes(tuning.memory_limit_bytes))
+    return FollowingFactory(config.kv_events, config.kv_index_size, session, tuning.clock, idle_seconds, tokenizers)
 
 
 def _queue_limits(settings: ServiceSettings) -> QueueLimits:

@@ -12,7 +12,7 @@ import zmq
 
 from kvasir_router.config import KvEventPorts
 from kvasir_router.endpoints.address import Address
-from kvasir_router.prefix_index.index import PrefixIndex
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.mixed import MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.subscriber import Context
@@ -72,7 +72,11 @@ class FollowingFactory:
         self._threads = Threads()
 
     def create(
-        self, approximate: PrefixIndex, registry: Registry, router_secret: str | None, on_room: Callable[[], None]
+        self,
+        approximate: ApproximatePrefixIndex,
+        registry: Registry,
+        router_secret: str | None,
+        on_room: Callable[[], None],
     ) -> Following:
         """`on_room` is called when an endpoint may have less ahead than before."""
 

@@ -8,10 +8,13 @@ the first prompt has got.
 """
 
 from dataclasses import dataclass, field
+from math import inf
 
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import PrefillRate, work
 
+# Share of KV in use from which on room is short.
+KV_BARRIER_START = 0.8
 # Metrics are scraped every second: after so long their last word counts no more.
 SCRAPE_LIFETIME_SECONDS = 10.0
 # Only whole blocks are handed over: the rest of the prompt, one token at least, is computed where it is decoded.
@@ -59,9 +62,9 @@ class EndpointLoad:
     __slots__ = (
         "_foreign_work", "_head_started_at", "_num_peers", "_own_kv_tokens", "_own_prefill_tokens", "_own_work",
         "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported",
-        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_transfer_port", "kv_usage", "kv_used_tokens",
-        "last_dispatch", "max_in_flight", "num_in_flight", "own_prefill_seconds", "prefill", "prefill_done_at",
-        "prefill_rest_seconds", "resident_tokens",
+        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_room_tokens", "kv_transfer_port", "kv_usage",
+        "kv_used_tokens", "last_dispatch", "max_in_flight", "num_decoding", "num_in_flight", "own_prefill_seconds",
+        "prefill", "prefill_done_at", "prefill_rest_seconds", "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
@@ -75,6 +78,8 @@ class EndpointLoad:
         self.kv_transfer_port: int | None = None  # rank 0's by its own word; None: it exchanges no cached prefixes
         self.prefill_done_at = 0.0  # when the prefill known of will be done, if all goes as expected
         self.kv_used_tokens = 0.0  # KV that requests hold or will have added at their end
+        self.kv_room_tokens = inf  # before room is short; infinite where nothing is known of the cache
+        self.num_decoding = 0  # requests past their prefill; where the engine tells, everybody's
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
         self.own_prefill_seconds = 0.0  # of all prefill known of, at the last news, own
         self.foreign_prefill_seconds = 0.0  # and what nobody but the engine has told of
@@ -129,12 +134,6 @@ class EndpointLoad:
             num_known if self._report is None else max(num_known, self._report.num_running + self._report.num_waiting)
         )
 
-    @property
-    def num_decoding(self) -> int:
-        """Requests past their prefill; where the engine tells, everybody's."""
-        num_own = self.num_in_flight + self._num_peers - len(self._prefilling) - len(self._receiving)
-        return num_own if self._report is None else max(num_own, self._report.num_running)
-
     def begin(self, request: InFlight, now: float) -> None:
         self._count(request, 1)
         self.resident_tokens += request.resident_tokens
@@ -188,6 +187,8 @@ class EndpointLoad:
     def report(self, report: LoadReport, now: float) -> None:
         """The engine's own word replaces what was believed; requests that it names are in its figures from now on."""
         self._report, self._reported_at = report, now
+        if report.only_decodes:
+            self.prefill.decode_step.observe(report.data_parallel_size / report.steps_per_second, now)
         arrived = [request for request in self._unreported if request.request_id in report.arrived]
         for request in arrived:
             del self._unreported[request]
@@ -246,6 +247,7 @@ class EndpointLoad:
         """Of all work ahead, the head's part began at a known time, and the rest waits for it."""
         rate = self.prefill.tokens_per_second
         foreign = 0.0
+        self.num_decoding = self.num_in_flight + self._num_peers - len(self._prefilling) - len(self._receiving)
         if self._report is None:
             ahead = self._own_work + self._foreign_work
             head = next(iter(self._prefilling)).work if self._prefilling else 0.0
@@ -254,6 +256,11 @@ class EndpointLoad:
             ahead, head, foreign = self._reported_work(self._report)
             new_kv_tokens = sum(request.new_kv_tokens for request in self._unreported)
             self.kv_used_tokens = self._report.kv_used_tokens + new_kv_tokens
+            self.num_decoding = max(self.num_decoding, self._report.num_running)
+        if self.kv_capacity_tokens is not None:
+            self.kv_room_tokens = KV_BARRIER_START * self.kv_capacity_tokens - self.kv_used_tokens
+        else:
+            self.kv_room_tokens = inf if self.kv_usage is None else 0.0
         self.prefill_done_at = self._head_started_at + ahead / rate if ahead else 0.0
         self.prefill_rest_seconds = (ahead - head) / rate
         self.own_prefill_seconds, self.foreign_prefill_seconds = (ahead - foreign) / rate, foreign / rate

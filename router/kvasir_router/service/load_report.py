@@ -23,6 +23,11 @@ class LoadReport:
     # Of rank 0's side channel, that of rank r being r higher. None: it does not exchange cached prefixes with others.
     kv_transfer_port: int | None = None
 
+    @property
+    def only_decodes(self) -> bool:
+        is_prefilling = self.num_waiting or self.waiting_uncached_tokens or self.running_uncached_tokens
+        return bool(self.num_running and self.steps_per_second and not is_prefilling)
+
     def holds(self, age_seconds: float) -> bool:
         """What has no work may be silent."""
         return age_seconds <= REPORT_LIFETIME_SECONDS or not (self.num_running or self.num_waiting)

@@ -30,6 +30,11 @@ _DISPATCH_SHARE = 0.02
 _DISPATCH_MEMORY_TOKENS = 100_000
 
 
+# An endpoint's shortest step is remembered for one to two times as long, and is another's by so many times at most.
+_STEP_MEMORY_SECONDS = 300.0
+_LEAST_SLOWNESS = 1.5
+
+
 _EVIDENCE_HALF_LIFE_SECONDS = 30.0
 # Of the growth that the fitted rate expects: from here on, a queue explains more than a fixed time does.
 _LEAST_GROWTH = 0.5
@@ -89,6 +94,35 @@ class QueueingEvidence:
             self.is_queueing = growth > least_growth
 
 
+class DecodeStep:
+    """What a step of one endpoint takes at least: by its reports of late, from while it only decoded.
+
+    Reports tell a mean of some seconds, and prompts in between make it many times longer. So the least counts, and only
+    what is clearly more than the fleet's: such an endpoint decodes slower than the others.
+    """
+
+    __slots__ = ("_before", "_least", "_since")
+
+    def __init__(self) -> None:
+        self._least = self._before = inf
+        self._since = -inf
+
+    def observe(self, seconds: float, now: float) -> None:
+        self._age(now)
+        self._least = min(self._least, seconds)
+
+    def least_seconds(self, now: float) -> float:
+        """Infinite: it has not decoded for long."""
+        self._age(now)
+        return min(self._least, self._before)
+
+    def _age(self, now: float) -> None:
+        age = now - self._since
+        if age >= _STEP_MEMORY_SECONDS:
+            self._before = self._least if age < 2 * _STEP_MEMORY_SECONDS else inf
+            self._least, self._since = inf, now
+
+
 def work(num_uncached_tokens: int, num_cached_tokens: int = 0) -> float:
     """Prefill of so many tokens behind the cached ones, in tokens as they cost at the beginning of a prompt."""
     return num_uncached_tokens * (1 + (num_cached_tokens + num_uncached_tokens / 2) / CONTEXT_DOUBLING_TOKENS)
@@ -99,12 +133,16 @@ class PrefillRate:
 
     __slots__ = (
         "__weakref__", "_fleet", "_n", "_queueing", "_sum_x", "_sum_xx", "_sum_xy", "_sum_y", "_updated_at",
-        "num_observations", "overhead_seconds", "tokens_per_second",
+        "decode_slowness", "decode_step", "excess_step_seconds", "num_observations", "overhead_seconds",
+        "tokens_per_second",
     )  # fmt: skip
 
     def __init__(self, fleet: "FleetPrefill") -> None:
         self._fleet = fleet
         self._queueing = QueueingEvidence()
+        self.decode_step = DecodeStep()
+        self.decode_slowness = 1.0  # of a step, times the fleet's
+        self.excess_step_seconds = 0.0  # over the fleet's
         self._n = self._sum_x = self._sum_y = self._sum_xx = self._sum_xy = 0.0
         self._updated_at: float | None = None
         self.num_observations = 0
@@ -145,6 +183,13 @@ class PrefillRate:
         """To be called now and then: without observations the rate returns to that of the fleet."""
         self._age(now)
         self._solve()
+
+    def compare_steps(self, fleet_seconds: float, now: float) -> None:
+        """With the median of the fleet's."""
+        seconds = self.decode_step.least_seconds(now)
+        is_slow = _LEAST_SLOWNESS * fleet_seconds < seconds < inf
+        self.decode_slowness = seconds / fleet_seconds if is_slow else 1.0
+        self.excess_step_seconds = seconds - fleet_seconds if is_slow else 0.0
 
     def estimate_seconds(self, work: float) -> float:
         return self.overhead_seconds + work / self.tokens_per_second
@@ -215,5 +260,7 @@ class FleetPrefill:
         self.is_known = len(rates) > 1  # one alone has nobody to be like
         if rates:
             self.median_rate = median(rates)
+        steps = [each for member in self._members if (each := member.decode_step.least_seconds(now)) < inf]
         for member in self._members:
             member.relax(now)
+            member.compare_steps(median(steps) if steps else inf, now)

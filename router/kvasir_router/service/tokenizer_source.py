@@ -16,6 +16,7 @@ import msgspec
 
 from kvasir_router.config import ROUTER_SECRET_VARIABLE
 from kvasir_router.endpoints.address import Address
+from kvasir_router.memory import TEXT_CACHE_BYTES
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard, UnusableTokenizerError
 from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER
 
@@ -26,10 +27,6 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _decoder = msgspec.json.Decoder(TokenizerCard)
 
 
-CACHE_BYTES = 64 * 2**20
-"""Of texts and their tokens, of all tokenizers together."""
-
-
 class Tokenizers:
     """The tokenizers that this process has loaded: one object for all services whose engines have the same.
 
@@ -37,7 +34,8 @@ class Tokenizers:
     could be that of another service's.
     """
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, cache_bytes: int = TEXT_CACHE_BYTES) -> None:
+        """Of texts and their tokens, of all tokenizers together."""
         self._pieces = PieceCache(cache_bytes)
         self._known: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
         self._loading = asyncio.Lock()

@@ -51,4 +51,4 @@ class ReplayServer:
         except zmq.ContextTerminated:
             raise
         except zmq.ZMQError as error:  # it left, or does not read
-            logger.warning("a replay of KV events was given up: %s", error.strerror)
+            logger.info("a replay of KV events was given up: %s", error.strerror)

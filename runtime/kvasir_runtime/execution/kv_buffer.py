@@ -64,7 +64,9 @@ def longest_sequence(layout: KvLayout, num_blocks: int, limits: SequenceLimits) 
     def needs(num_tokens: int) -> int:
         return blocks_of_sequence(layout, num_tokens, limits.max_num_batched_tokens)
 
-    lengths: list[int] = [*range(0, limits.max_model_len, layout.block_size), limits.max_model_len]
+    if needs(limits.max_model_len) <= num_blocks:
+        return limits.max_model_len
+    lengths = range(0, limits.max_model_len, layout.block_size)
     return lengths[bisect.bisect_right(lengths, num_blocks, key=needs) - 1]
 
 

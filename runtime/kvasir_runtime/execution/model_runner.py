@@ -28,7 +28,7 @@ from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.scheduling.step import BoolArray, StepPlan, StepTimes
-from kvasir_runtime.speculative.proposer import Proposer, ShownRows, VerifiedStep
+from kvasir_runtime.speculative.proposer import BatchRows, Proposer, VerifiedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class ModelRunner:
                 num_known=self._rows.num_known[rows].long(),
                 num_slots=self._rows.num_slots[rows],
                 token_ids=self._rows.token_ids,
-                shown=ShownRows(
+                batch=BatchRows(
                     step.plan.rows, is_resumed, host_rows, [self._rows.extra_keys[row] for row in host_rows]
                 ),
                 block_copies=step.plan.block_copies,

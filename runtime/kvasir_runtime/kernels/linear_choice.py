@@ -96,7 +96,7 @@ def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads
         candidates = _candidates(library, _noise(max(16, share // 16 * 16), inputs))
         times = {rows: measure(candidates, _noise(rows, inputs)) for rows in MEASURED_ROWS}
     choice = decide(times)
-    logger.info(
+    logger.debug(
         "linear %dx%d on %d threads: %s (measured in %.2f s; us by rows: %s)",
         *(outputs, inputs, num_threads, choice, time.perf_counter() - started),
         {rows: {name: round(seconds * 1e6) for name, seconds in of.items()} for rows, of in times.items()},

@@ -19,7 +19,7 @@ from typing import Any, Final
 from filelock import FileLock
 
 from kvasir_runtime.errors import CacheUnavailableError, DiskFullError
-from kvasir_runtime.model_sources.progress import Progress
+from kvasir_runtime.model_sources.progress import Progress, as_text
 from kvasir_runtime.model_sources.source import Listing, RemoteFile
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -85,12 +85,12 @@ class ModelCache:
         """Raises DiskFullError where it is known before the first byte. `size_limit_bytes`: of the volume."""
         if size_limit_bytes is not None and total_bytes > size_limit_bytes:
             raise DiskFullError(
-                f"{self._address} takes {_gigabytes(total_bytes)}, and the cache may hold "
-                f"{_gigabytes(size_limit_bytes)}: raise spec.model.cache.sizeLimit"
+                f"{self._address} takes {as_text(total_bytes)}, and the cache may hold "
+                f"{as_text(size_limit_bytes)}: raise spec.model.cache.sizeLimit"
             )
         free_bytes = shutil.disk_usage(self.folder).free
         if missing_bytes > free_bytes:
-            missing, free = _gigabytes(missing_bytes), _gigabytes(free_bytes)
+            missing, free = as_text(missing_bytes), as_text(free_bytes)
             raise DiskFullError(
                 f"{self._address} takes {missing} more, and {self.folder} has {free} free: make room, or choose a "
                 "larger volume"
@@ -162,7 +162,3 @@ def _size_bytes(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"

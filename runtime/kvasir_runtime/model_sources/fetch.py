@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvasir_runtime.model_sources.cache import ModelCache
 from kvasir_runtime.model_sources.download import Download
-from kvasir_runtime.model_sources.progress import ProgressMeter
+from kvasir_runtime.model_sources.progress import ProgressMeter, as_text
 from kvasir_runtime.model_sources.retries import RetryPolicy, persistently
 from kvasir_runtime.model_sources.selection import serving_files
 from kvasir_runtime.model_sources.source import Source
@@ -46,7 +46,7 @@ def _fill(cache: ModelCache, source: Source, meter: ProgressMeter, limits: Fetch
     total_bytes = sum(file.size_bytes for file in files)
     cache.prepare(listing, files)
     cache.require_space(total_bytes - cache.bytes_present(files), total_bytes, limits.size_limit_bytes)
-    logger.info("%s: %d files, %.2f GB, revision %s", source.address, len(files), total_bytes / 1e9, listing.revision)
+    logger.info("%s: %d files, %s, revision %s", source.address, len(files), as_text(total_bytes), listing.revision)
     meter.begin(total_bytes)
     Download(source, cache, meter, limits.retries).run(files)
     cache.complete(listing, files)

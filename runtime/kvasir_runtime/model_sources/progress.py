@@ -55,6 +55,7 @@ class ProgressMeter:
             self._now = replace(self._now, state="downloading", bytes_done=0, bytes_total=bytes_total)
             self._moved_at = self._clock()
             self._samples.clear()
+            self._samples.append((self._moved_at, self._received))
 
     def add_received(self, num_bytes: int) -> None:
         with self._lock:
@@ -99,14 +100,18 @@ class ProgressMeter:
         }
 
 
+def as_text(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"
+
+
 def describe(progress: Progress) -> str:
     """One line for a log."""
     if not progress.bytes_total:
         waits = "waits for the process that fills the cache" if progress.state == "waiting" else "asks what there is"
         return f"{progress.address}: {waits}"
-    done, total = (f"{number / 1e9:.2f}" for number in (progress.bytes_done, progress.bytes_total))
     share = 100 * progress.bytes_done / progress.bytes_total
-    line = f"{progress.address}: {progress.state}: {done} of {total} GB ({share:.0f} %)"
+    sizes = f"{as_text(progress.bytes_done)} of {as_text(progress.bytes_total)}"
+    line = f"{progress.address}: {progress.state}: {sizes} ({share:.0f} %)"
     if progress.state in ("downloading", "waiting"):
         line += f", {progress.bytes_per_second / 1e6:.1f} MB/s"
     return line if progress.seconds_left is None else f"{line}, {progress.seconds_left:.0f} s left"

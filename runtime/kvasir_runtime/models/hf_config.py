@@ -19,7 +19,8 @@ T = TypeVar("T")
 MOST: Final = 2**31 - 1
 """Sizes and positions are int32 on devices."""
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
-_Positive = Annotated[float, msgspec.Meta(gt=0, le=3e38)]
+_Positive = Annotated[float, msgspec.Meta(ge=1e-30, le=1e30)]
+"""Far enough from the ends of float32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,16 @@ from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.heartbeat import BEAT_SECONDS
+from kvasir_runtime.metric_families import Families
+from kvasir_runtime.metrics import build_info
 from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.evidence import how_it_ended
 from kvasir_runtime.ranks.rank_process import running_ranks
@@ -120,6 +122,7 @@ def probe_app(status: NodeStatus) -> FastAPI:
     app = FastAPI(title="Kvasir node", docs_url=None, redoc_url=None, openapi_url=None)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(NodeCollector(status))
+    ProcessCollector(registry=registry)
 
     @app.get("/health")
     async def health() -> Response:
@@ -141,12 +144,12 @@ class NodeCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        ready = GaugeMetricFamily("kvasir_node_ready", "Whether all ranks of this node have loaded.")
-        ready.add_metric([], float(self._status.is_ready))
-        yield ready
-        steps = CounterMetricFamily(
-            "kvasir_rank_steps", "Steps that a rank of this node computed.", labels=["data_parallel_rank", "rank"]
-        )
-        for place, number in zip(self._status.places, self._status.num_steps, strict=True):
-            steps.add_metric([str(place.topology.data_rank), str(place.rank)], number)
-        yield steps
+        yield build_info()
+        of_node = Families("kvasir_", {})
+        yield of_node.gauge("node_ready", "1 where all ranks of this node have loaded, else 0.", self._status.is_ready)
+        steps = {
+            (str(place.topology.data_rank), str(place.rank)): number
+            for place, number in zip(self._status.places, self._status.num_steps, strict=True)
+        }
+        text = "Steps that a rank of this node computed."
+        yield of_node.counter("rank_steps", text, steps, "data_parallel_rank", "rank")

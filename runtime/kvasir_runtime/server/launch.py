@@ -66,11 +66,15 @@ def listen(host: str, port: int) -> socket.socket:
         listener = bound_socket(host, port)
         listener.listen(BACKLOG)
     except OSError as error:
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         raise ConfigurationError(
-            f"cannot listen on {where}: {error.strerror}; stop what uses it or choose another --port or --host"
+            f"cannot listen on {written(host, port)}: {error.strerror}; stop what uses it or choose another --port or "
+            "--host"
         ) from error
     return listener
+
+
+def written(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def run_api_server(config: RuntimeConfig, api_index: int, sockets: list[socket.socket], ipc_dir: Path) -> int:
@@ -99,6 +103,7 @@ class ApiServer:
     ) -> None:
         """Raises ModelLoadError or ConfigurationError when tokenizer or chat template cannot be had."""
         self._sockets = sockets
+        self._address = written(*sockets[0].getsockname()[:2]) if api_index == 0 else None
         self._shutdown_delay = config.server.shutdown_delay
         self._shutdown_timeout = config.server.shutdown_timeout
         transfer = config.cache.kv_transfer_config
@@ -151,6 +156,8 @@ class ApiServer:
 
     async def run(self) -> int:
         """Until `stop` or the engine's death. Returns the exit code."""
+        if self._address is not None:
+            logger.info("listening on http://%s; /openapi.json lists what is served", self._address)
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again while requests wait
         engine_task = asyncio.create_task(self.engine.run())

@@ -41,7 +41,7 @@ class RequestLog:
             nonlocal status, error
             if message["type"] == "http.response.start":
                 status = message["status"]
-                header = (REQUEST_ID_HEADER.encode(), request_id.encode())
+                header = (REQUEST_ID_HEADER.encode(), request_id.encode("latin-1"))
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             elif status >= 400:
                 error = _error_in(message.get("body", b""))
@@ -69,7 +69,7 @@ class RequestLog:
 def _given_id(scope: Scope) -> str | None:
     """None where it is longer than any that a router would draw, or would break a line."""
     given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-    return given if 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isascii() and given.isprintable() else None
+    return given if 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable() else None
 
 
 def _error_in(body: bytes) -> str:

@@ -134,13 +134,13 @@ def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awa
 
 async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Response:
     """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
-    request_id: str = request.scope[REQUEST_ID]
     max_bytes = body_limit(serving.max_body_bytes, request.headers)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
     wishes = parse(route.wishes, body)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
             wishes,

@@ -55,7 +55,7 @@ class DraftModelProposer:
 
     def propose(self, step: VerifiedStep) -> Tensor:
         """Waits for the device where some sequence may not be in step."""
-        self._unchecked_rows.update(step.shown.resumed_rows.tolist())
+        self._unchecked_rows.update(step.batch.resumed_rows.tolist())
         self._contents.copy_blocks(step.block_copies)
         chunks = prefill_chunks(step.inputs)
         if chunks is not None:
@@ -73,7 +73,7 @@ class DraftModelProposer:
         return torch.where(is_caught_up.unsqueeze(1), drafts, -1)
 
     def _are_in_step(self, step: VerifiedStep) -> bool:
-        return self._unchecked_rows.isdisjoint(step.shown.sampled_rows.tolist())
+        return self._unchecked_rows.isdisjoint(step.batch.sampled_rows.tolist())
 
     def _follow(self, step: VerifiedStep, chunks: StepInputs) -> None:
         """Compute chunks of prompts. What is made behind a gap is no good, and must not look as if it were."""
@@ -91,7 +91,7 @@ class DraftModelProposer:
         """Known tokens [num_sampled], the newest and those before it, whose KV the draft does not have: looked for
         among the last few of sequences that are in step, among all of the others."""
         num_lacking = self._num_lacking_of(step, step.rows, step.num_known, MOST_LACKING)
-        may_lack_more = np.isin(step.shown.sampled_rows, list(self._unchecked_rows))
+        may_lack_more = np.isin(step.batch.sampled_rows, list(self._unchecked_rows))
         if may_lack_more.any():
             own = torch.from_numpy(may_lack_more.nonzero()[0]).to(num_lacking.device)
             longest = step.inputs.lengths.max_seq_len
@@ -129,8 +129,8 @@ class DraftModelProposer:
     ) -> NDArray[np.bool_]:
         """Which sequences [num_sampled] lack nothing any more."""
         is_caught_up: NDArray[np.bool_] = query_lens == lacking
-        self._unchecked_rows.difference_update(step.shown.sampled_rows.tolist())
-        self._unchecked_rows.update(step.shown.sampled_rows[~is_caught_up].tolist())
+        self._unchecked_rows.difference_update(step.batch.sampled_rows.tolist())
+        self._unchecked_rows.update(step.batch.sampled_rows[~is_caught_up].tolist())
         return is_caught_up
 
     def _catch_up(

@@ -74,20 +74,20 @@ class EagleContext:
     def begin_step(self, step: VerifiedStep) -> None:
         """Settle where contexts begin. Waits for the device where the layer was not shown a sequence's last step."""
         self._contents.copy_blocks(step.block_copies)
-        if step.shown.is_resumed.any():
+        if step.batch.is_resumed.any():
             self._resume(step)
-        self._is_cut = self._always_cuts or not self._cut_rows.isdisjoint(step.shown.rows.tolist())
+        self._is_cut = self._always_cuts or not self._cut_rows.isdisjoint(step.batch.rows.tolist())
 
     def _resume(self, step: VerifiedStep) -> None:
         inputs = step.inputs
-        requests = torch.from_numpy(step.shown.is_resumed.nonzero()[0]).to(inputs.rows.device)
+        requests = torch.from_numpy(step.batch.is_resumed.nonzero()[0]).to(inputs.rows.device)
         rows, starts = inputs.rows[requests].long(), inputs.positions[inputs.query_starts[requests].long()]
         first_blocks = self._agree(self._settle_all(step, rows, starts))
         self._first_blocks[rows] = first_blocks
         if self._always_cuts:
             return
-        self._cut_rows -= set(step.shown.resumed_rows.tolist())
-        self._cut_rows |= set(step.shown.resumed_rows[first_blocks.cpu().numpy() > 0].tolist())
+        self._cut_rows -= set(step.batch.resumed_rows.tolist())
+        self._cut_rows |= set(step.batch.resumed_rows[first_blocks.cpu().numpy() > 0].tolist())
 
     def _settle_all(self, step: VerifiedStep, rows: Tensor, starts: Tensor) -> Tensor:
         """As `_settle`, some sequences at a time, the short ones together."""

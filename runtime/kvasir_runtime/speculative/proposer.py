@@ -19,8 +19,8 @@ from kvasir_runtime.models.decoder import ComputeStep
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShownRows:
-    """What the host knows of a step's sequences."""
+class BatchRows:
+    """What the host knows of the sequences in a step."""
 
     rows: NDArray[np.int32]  # [num_requests]
     is_resumed: NDArray[np.bool_]  # [num_requests]
@@ -50,7 +50,7 @@ class VerifiedStep:
     num_known: Tensor  # int64 [num_sampled], tokens known now, the drawn one included
     num_slots: Tensor  # int64 [num_sampled], positions that each one's row has blocks for
     token_ids: Tensor  # int32 [max_num_seqs, max_model_len + 1], all rows' known tokens
-    shown: ShownRows
+    batch: BatchRows
     block_copies: NDArray[np.int32]  # [m, 2]: source and target block id, made before the step was computed
     num_proposals: int
     """Drafts wanted for each, one at least."""

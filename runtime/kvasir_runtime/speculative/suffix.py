@@ -58,7 +58,7 @@ class SuffixProposer:
         """On CUDA the rows are copied to the host, which waits for the device."""
         drafts = np.full((len(step.rows), step.num_proposals), -1, dtype=np.int32)
         if len(drafts):
-            sequences = zip(drafts, step.rows.tolist(), known_tokens(step), step.shown.extra_keys, strict=True)
+            sequences = zip(drafts, step.rows.tolist(), known_tokens(step), step.batch.extra_keys, strict=True)
             for own, row, token_ids, extra_keys in sequences:
                 place = self._follow(row, token_ids, _domain(extra_keys))
                 found = likely_continuation(self._history, place, step.num_proposals)

@@ -102,3 +102,17 @@ def test_it_tells_how_much_is_left_of_what_runs_and_waits() -> None:
     engine.submit(job(2, range(20, 30)), 0.0)
     assert (engine.running_uncached_tokens(0.08), engine.waiting_uncached_tokens) == (pytest.approx(80, abs=1), 160)
     assert (engine.num_running, engine.num_in_flight) == (1, 2)
+
+
+def test_a_model_that_decodes_slower_prefills_as_fast() -> None:
+    slow = MODEL.decoding_slower(4.0)
+    assert slow.decode_step_seconds == 4 * MODEL.decode_step_seconds
+    assert slow.prefill_seconds(100, 0) == MODEL.prefill_seconds(100, 0)
+
+
+def test_it_tells_how_fast_its_steps_were_of_late() -> None:
+    engine = an_engine()
+    assert engine.recent_steps_per_second == 0.0
+    engine.submit(job(1, range(10), num_output_tokens=2000), 0.0)
+    run(engine, until=60.0)
+    assert engine.recent_steps_per_second == pytest.approx(100.0, rel=0.01)

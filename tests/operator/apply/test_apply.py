@@ -10,7 +10,7 @@ from tests.operator.memory_kube import MemoryKube
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.apply.apply import Applied, apply_plan
-from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, PodDeletion, Restart, Scale, Unweigh, stamped
+from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, PodDeletion, RemoveWeight, Restart, Scale, stamped
 from kvasir_operator.errors import (
     AdmissionFailedError,
     KubeApiError,
@@ -115,7 +115,7 @@ def weighed_service() -> KubeObject:
 def test_a_weight_is_taken_off_and_what_was_applied_no_longer_counts() -> None:
     kube, live = MemoryKube(), weighed_service()
     kube.objects[("Service", "models", "s")] = live
-    applied = perform(kube, Plan(unweighs=(Unweigh.of(live),)))
+    applied = perform(kube, Plan(weight_removals=(RemoveWeight.of(live),)))
     assert kube.writes == [("patch", "Service s")]
     [left] = applied.written
     assert left["metadata"]["labels"] == {SERVICE_LABEL: "llama"}
@@ -125,7 +125,7 @@ def test_a_weight_is_taken_off_and_what_was_applied_no_longer_counts() -> None:
 def test_a_weight_is_left_where_the_service_has_changed_since_it_was_seen() -> None:
     kube, live = MemoryKube(), weighed_service()
     kube.objects[("Service", "models", "s")] = {**live, "metadata": {**live["metadata"], "resourceVersion": "8"}}
-    assert [str(key) for key in perform(kube, Plan(unweighs=(Unweigh.of(live),))).stale] == ["Service s"]
+    assert [str(key) for key in perform(kube, Plan(weight_removals=(RemoveWeight.of(live),))).stale] == ["Service s"]
     assert kube.writes == []
 
 

@@ -11,11 +11,10 @@ from kvasir_operator.apply.plan import (
     Apply,
     Cause,
     Delete,
-    FoundUnchanged,
     Plan,
+    RemoveWeight,
     Restart,
     Scale,
-    Unweigh,
     make_plan,
     stamped,
 )
@@ -52,28 +51,6 @@ def test_puts_back_a_field_that_somebody_changed() -> None:
     live = {**stored(stamped(wanted)), "data": {"a": "hacked"}}
     (action,) = plan_for([wanted], [live]).applies
     assert action == Apply(stamped(wanted), Cause.DRIFTED, ("data.a",), live_uid="child-uid")
-
-
-def test_a_child_is_compared_again_only_once_it_or_what_is_wanted_of_it_has_changed() -> None:
-    wanted, found = stamped(child(data={"a": "1"})), FoundUnchanged()
-    live = stored(wanted)
-    assert make_plan([wanted], [live], service(), found_unchanged=found) == Plan()
-    edited = {**live, "data": {"a": "hacked"}}
-    assert make_plan([wanted], [edited], service(), found_unchanged=found) == Plan()  # no such edit keeps the version
-    for version, uid in (("8", "child-uid"), ("7", "another-uid")):
-        newer = {**edited, "metadata": {**edited["metadata"], "resourceVersion": version, "uid": uid}}
-        (action,) = make_plan([wanted], [newer], service(), found_unchanged=found).applies
-        assert action.drift == ("data.a",)
-    (action,) = make_plan([stamped(child(data={"a": "2"}))], [live], service(), found_unchanged=found).applies
-    assert action.cause is Cause.CHANGED
-
-
-def test_what_was_compared_is_forgotten_of_children_that_are_gone() -> None:
-    wanted, found = stamped(child()), FoundUnchanged()
-    for uid in ("a", "b"):
-        found.add(stored(wanted, uid=uid))
-    found.keep({"b"})
-    assert [found.has(stored(wanted, uid=uid)) for uid in ("a", "b")] == [False, True]
 
 
 def test_deletes_own_children_that_are_no_longer_wanted() -> None:
@@ -125,12 +102,12 @@ def test_adopts_what_is_not_rendered_and_an_operator_has_made() -> None:
 def test_a_plan_can_do_without_some_children() -> None:
     scale = Scale.of(stored(child("Deployment", "d")), 1)
     desired = [stamped(child(name=name)) for name in ("a", "b")]
-    unweigh = Unweigh.of(stored(child("Service", "s")))
-    plan = make_plan(desired, [stored(child(name="c"))], service(), scales=(scale,), unweighs=(unweigh,))
-    assert (plan.scales, plan.unweighs) == ((scale,), (unweigh,))
-    left = plan.without([object_key(child(name="a")), object_key(child(name="c")), scale.key, unweigh.key])
+    removal = RemoveWeight.of(stored(child("Service", "s")))
+    plan = make_plan(desired, [stored(child(name="c"))], service(), scales=(scale,), weight_removals=(removal,))
+    assert (plan.scales, plan.weight_removals) == ((scale,), (removal,))
+    left = plan.without([object_key(child(name="a")), object_key(child(name="c")), scale.key, removal.key])
     assert [action.key.name for action in left.applies] == ["b"]
-    assert (left.scales, left.unweighs, left.deletes) == ((), (), ())
+    assert (left.scales, left.weight_removals, left.deletes) == ((), (), ())
 
 
 def test_replicas_that_an_autoscaler_set_are_no_drift() -> None:
@@ -171,9 +148,9 @@ def test_no_other_service_waits(service: Apply, workload: Apply) -> None:
 
 def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
     live = stored(of_workload("Deployment", "bbbb"))
-    made, scale, unweigh = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), Unweigh.of(live)
+    made, scale, removal = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), RemoveWeight.of(live)
     restart, deletion = Restart(object_key(live), "u", (), "Cause"), Delete(object_key(live), "u")
-    plan = Plan((made,), (scale,), (unweigh,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
+    plan = Plan((made,), (scale,), (removal,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
     first, then = plan.in_turns()
     assert first == Plan((made,), blocked=plan.blocked, terminating=plan.terminating)
-    assert then == Plan((), (scale,), (unweigh,), (restart,), (deletion,))
+    assert then == Plan((), (scale,), (removal,), (restart,), (deletion,))

@@ -9,7 +9,6 @@ from tests.operator.gateways import WITH_GATEWAY
 
 from kvasir_operator.api.labels import REVISION_LABEL, REVISION_NUMBER, SERVICE_LABEL, TRAFFIC_WEIGHT, workload_name
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.apply.plan import stamped
 from kvasir_operator.desired.objects import CurrentRevision, DesiredService, desired_objects, desired_service
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.kube.kinds import object_key
@@ -60,13 +59,6 @@ def test_the_keys_are_those_of_all_objects(make_service: MakeService, pipeline: 
     )
     current = CurrentRevision(wanted.revision, 1, wanted.replicas)
     assert sorted(wanted.keys, key=str) == sorted(map(object_key, wanted.objects(current)), key=str)
-
-
-def test_stamped_objects_follow_each_step_of_a_rollout(make_service: MakeService) -> None:
-    wanted = desired_service(make_service(replicas=2), SETTINGS)
-    for replicas in (1, 1, 2, 1):
-        current = CurrentRevision(wanted.revision, 1, {"serve": replicas})
-        assert wanted.stamped_objects(current) == [*map(stamped, wanted.objects(current))]
 
 
 def test_pod_monitors_are_made_where_the_cluster_knows_them(make_service: MakeService) -> None:

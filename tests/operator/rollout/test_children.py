@@ -6,9 +6,9 @@ import pytest
 from tests.operator.cluster_objects import child, deployment, leader_worker_set, stateful_set, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
-from kvasir_operator.apply.plan import Scale, Unweigh
+from kvasir_operator.apply.plan import RemoveWeight, Scale
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, KubeObject, ObjectKey, object_key
-from kvasir_operator.rollout.children import kept_children, kept_router, scales, unweighs
+from kvasir_operator.rollout.children import kept_children, kept_router, scales, weight_removals
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan, RolloutState
@@ -67,15 +67,15 @@ def test_the_service_of_pods_that_no_node_has_goes_with_them(
 
 
 def test_the_weight_of_a_canary_that_was_given_up_is_taken_off_while_it_has_pods() -> None:
-    weights = {"canary": 50, "served": None, "unweighed": 0, "new": 10}
+    weights = {"canary": 50, "served": None, "without_its_weight": 0, "new": 10}
     former = [workload(revision, 1) for revision in weights] + [workload("idle")]
     workloads = [
         replace(each, workload=replace(each.workload, traffic_weight=weights.get(each.workload.key.revision, 50)))
         for each in former
     ]
     services = [stored(child("Service", each.service_name)) for each in workloads]
-    found = unweighs(plan({}), workloads, [*services, *(each.objects[0] for each in workloads)])
-    assert found == (Unweigh(ObjectKey(SERVICE, "llama-serve-canary"), "child-uid", "7"),)
+    found = weight_removals(plan({}), workloads, [*services, *(each.objects[0] for each in workloads)])
+    assert found == (RemoveWeight(ObjectKey(SERVICE, "llama-serve-canary"), "child-uid", "7"),)
 
 
 def engine_service(**more_labels: str) -> KubeObject:

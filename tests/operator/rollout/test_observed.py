@@ -93,9 +93,9 @@ def test_a_canary_whose_label_somebody_took_away_or_changed_keeps_its_weight() -
 
 
 def test_a_weight_that_was_taken_off_is_none_of_the_requests_and_not_no_weight() -> None:
-    unweighed = headless("a")
-    unweighed["metadata"]["annotations"] = {}
-    assert seen([engines("a"), unweighed])["a"].traffic_weight == 0
+    without_its_weight = headless("a")
+    without_its_weight["metadata"]["annotations"] = {}
+    assert seen([engines("a"), without_its_weight])["a"].traffic_weight == 0
 
 
 def test_a_deployment_of_an_earlier_release_has_the_pods_that_no_revision_of_its_own_has() -> None:

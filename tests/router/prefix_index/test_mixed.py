@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.router.prefix_index.test_tokens import card, ids
+from tests.router.prefix_index.test_tokens import Remembering, card, ids, words
 
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
@@ -15,7 +15,7 @@ from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
 from kvasir_router.prefix_index.mixed import INLINE_BYTES, MixedIndex, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
-from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
+from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, PieceCache, PromptTokenizer
 
 pytestmark = pytest.mark.anyio
 SIZE = 16
@@ -115,15 +115,48 @@ async def test_what_cannot_be_tokenised_is_guessed_even_where_events_tell_all(pa
     assert parts.index.match(key, 10) == {"told": 160}
 
 
-async def test_a_guess_is_no_longer_than_the_prompt_is_known_to_be(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = PromptTokenizer(card(), PieceCache(10**6))
-    monkeypatch.setattr(tokenizer, "tokens", lambda prompt: array("I", [1] * 20).tobytes())
-    parts.index.use_tokenizer(tokenizer)
+async def test_a_guess_is_no_longer_than_the_prompt_is_known_to_be(parts: Parts) -> None:
+    parts.index.use_tokenizer(PromptTokenizer(card(words(), None), PieceCache(10**6)))  # one unknown word
     key = await parts.index.key(Prompt(b"x" * 640, False, b"", is_text=True, model="base"))
     parts.index.insert("untold", key, 0, None)
-    assert parts.index.match(key, 0) == {"untold": 20}
+    assert parts.index.match(key, 0) == {"untold": 1}
+
+
+TEXT = " ".join(f"def number_{number}(a, b): return a + {number} * b" for number in range(200))
+
+
+def long_text(end: str = "") -> Prompt:
+    return Prompt((TEXT + end).encode(), False, b"", is_text=True, model="base")
+
+
+@pytest.mark.parametrize("num_stored", [0, 100, 1000, 3000, 10**6])
+async def test_a_text_is_tokenised_no_further_than_somebody_has_it_cached(parts: Parts, num_stored: int) -> None:
+    pieces = Remembering()
+    tokenizer = PromptTokenizer(card(), pieces)
+    tokens = array("I", ids(tokenizer.tokens(long_text())))
+    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.apply("told", stored(tokens[:num_stored]), 0)
+    parts.index.use_tokenizer(PromptTokenizer(card(), pieces))
+    pieces.texts.clear()
+    key = await parts.index.key(long_text())
+    num_cached = min(num_stored, len(tokens)) // SIZE * SIZE
+    assert parts.index.match(key, 0) == ({"told": num_cached} if num_cached else {})
+    num_more = len("".join(pieces.texts)) - len(TEXT) * min(num_stored / len(tokens), 1)
+    assert num_more < 3 * CHUNK_CHARACTERS
+    assert abs(key.num_tokens / len(tokens) - 1) < 0.05
+
+
+async def test_a_text_that_was_just_sent_is_expected_there_though_nobody_has_it_yet(parts: Parts) -> None:
+    parts.index.use_tokenizer(PromptTokenizer(card(), PieceCache(10**6)))
+    for url in ("told", "other"):
+        parts.precise.reset(url, 0, is_complete=True)
+    first, second = await parts.index.key(long_text(" x")), await parts.index.key(long_text(" y"))
+    parts.index.insert("told", first, 0, None)
+    assert parts.index.match(second, 1)["told"] > 0.95 * second.num_tokens
+    assert parts.index.match(second, 10) == {}
+    parts.index.insert("other", first, 10, None)
+    parts.index.withdraw("other", first)
+    assert parts.index.match(second, 10) == {}
 
 
 async def test_a_failed_dispatch_is_withdrawn_from_both(parts: Parts) -> None:

@@ -10,10 +10,11 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors, trainers
 
 from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.tokens import (
+    CHUNK_CHARACTERS,
     ENTRY_BYTES,
     PieceCache,
     PromptTokenizer,
@@ -215,6 +216,113 @@ def test_other_steps_see_each_piece_alone(steps: dict[str, Any], pieces: list[st
     assert separator_of(tokenizer, "<a>") is not None
     text = "".join(pieces)
     assert ids(prompts.encode(text, add_special_tokens=False)) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PLAIN_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def split_by(*patterns: str) -> pre_tokenizers.Sequence:
+    splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*splits, PLAIN_BYTES])
+
+
+def trained(
+    pre_tokenizer: Any, *tokens: AddedToken, normalizer: Any = None, model: models.Model | None = None
+) -> tokenizers.Tokenizer:
+    """On this file."""
+    tokenizer = tokenizers.Tokenizer(model or models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    return with_tokens(tokenizer, *tokens)
+
+
+CUTTING = {
+    "own": tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json")),
+    "gpt-2": trained(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "llama 3": trained(split_by(LLAMA_3), special("<a>")),
+    "qwen": trained(split_by(LLAMA_3.replace("{1,3}", "")), normalizer=normalizers.NFC()),
+    "gpt-4o": trained(split_by(GPT_4O)),
+    "deepseek": trained(split_by(r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+", GPT_2)),
+}
+WHOLE = {
+    "sentencepiece": trained(pre_tokenizers.Metaspace()),
+    "no pattern": trained(PLAIN_BYTES),
+    "space before": trained(pre_tokenizers.ByteLevel(add_prefix_space=True)),
+    "looks back": trained(split_by(r"(?<=a) b|" + GPT_2)),
+    "looks ahead": trained(split_by(r"a(?= b)|" + GPT_2)),
+    "two words": trained(split_by(r"\p{L}+ \p{L}+|" + GPT_2)),
+    "whole lines": trained(split_by(r".+|\n")),
+    "another normalizer": trained(split_by(GPT_2), normalizer=normalizers.Lowercase()),
+    "a token of two words": trained(split_by(GPT_2), special("a b")),
+    "a token that takes spaces": trained(split_by(GPT_2), special("<a>", rstrip=True)),
+    "a word that is a token": trained(split_by(GPT_2), special("a", single_word=True)),
+    "merges that are left out": trained(split_by(GPT_2), model=models.BPE(dropout=0.1)),
+    "no merges": words(),
+}
+ODD = [
+    "it's",
+    " I'LL",
+    "  ",
+    "\n\n",
+    " \n",
+    "\t",
+    "1234",
+    " 5",
+    "a",
+    " b",
+    "Word",
+    "\u00e9",
+    "\u0301",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "--",
+    "<a>",
+]
+
+
+@pytest.mark.parametrize("name", CUTTING)
+@given(parts=st.lists(st.sampled_from(ODD), min_size=4), times=st.integers(100, 400))
+@settings(max_examples=25, deadline=None)
+def test_a_long_text_cut_behind_words_gives_the_same_tokens(name: str, parts: list[str], times: int) -> None:
+    prompts = PromptTokenizer(card(CUTTING[name], None), PieceCache(10**7))
+    text = "x" + "".join(parts) * times
+    assert (
+        ids(prompts.encode(text, add_special_tokens=False)) == CUTTING[name].encode(text, add_special_tokens=False).ids
+    )
+
+
+@pytest.mark.parametrize(("name", "is_cut"), [*((name, True) for name in CUTTING), *((name, False) for name in WHOLE)])
+def test_a_long_text_is_cut_only_where_the_tokenizer_cuts_too(name: str, is_cut: bool) -> None:
+    pieces = Remembering()
+    PromptTokenizer(card((CUTTING | WHOLE)[name], None), pieces).encode(
+        " ".join(f"word a{number}" for number in range(500)), add_special_tokens=False
+    )
+    assert (len(pieces.texts) > 3) is is_cut
+
+
+def test_only_what_is_new_behind_a_long_text_is_tokenised() -> None:
+    pieces = Remembering()
+    tokenizer = PromptTokenizer(card(), pieces)
+    text = " ".join(map(str.lower, ["def hello return name"] * 500))
+    tokenizer.encode(text + " one", add_special_tokens=False)
+    pieces.texts.clear()
+    tokenizer.encode(text + " other", add_special_tokens=False)
+    assert len("".join(pieces.texts)) < 2 * CHUNK_CHARACTERS
 
 
 def test_special_tokens_go_around_a_text() -> None:

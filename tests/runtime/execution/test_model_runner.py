@@ -221,11 +221,11 @@ def test_a_proposer_knows_which_sequences_it_was_not_shown_before(load: Any, mak
     added = [new_sequence(1, PROMPT)]
     step(runner, make_plan(decodes=[(0, 1)], chunks=[(1, 0, 5, True)], starts=[8], added=added, proposals=1))
     step(runner, make_plan(decodes=[(0, 1), (1, 1)], starts=[9, 9], forks=[Fork(0, 1, GREEDY)], proposals=1))
-    assert [seen.shown.is_resumed.tolist() for seen in proposer.seen] == [
+    assert [seen.batch.is_resumed.tolist() for seen in proposer.seen] == [
         [True], [False], [True], [False, True], [False, True],
     ]  # fmt: skip
-    assert [seen.shown.rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
-    assert [seen.shown.sampled_rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
+    assert [seen.batch.rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
+    assert [seen.batch.sampled_rows.tolist() for seen in proposer.seen] == [[0], [0], [0], [0, 1], [0, 1]]
 
 
 def test_a_proposer_is_told_the_extra_keys_of_those_that_drew(load: Any, make_plan: Any, new_sequence: Any) -> None:
@@ -235,9 +235,9 @@ def test_a_proposer_is_told_the_extra_keys_of_those_that_drew(load: Any, make_pl
     chunks = [(0, 0, 3, False), (1, 0, 5, True), (2, 0, 5, True)]
     plan = make_plan(chunks=chunks, added=[*added, new_sequence(2, PROMPT)], tables=TABLE, proposals=1)
     step(runner, plan)
-    assert list(proposer.seen[-1].shown.extra_keys) == [()]
+    assert list(proposer.seen[-1].batch.extra_keys) == [()]
     step(runner, make_plan(decodes=[(2, 1)], starts=[5], chunks=[(0, 3, 2, True)], proposals=1))
-    assert list(proposer.seen[-1].shown.extra_keys) == [(), (b"0",)]
+    assert list(proposer.seen[-1].batch.extra_keys) == [(), (b"0",)]
 
 
 def test_states_for_the_proposer_are_kept_only_in_steps_that_want_drafts(

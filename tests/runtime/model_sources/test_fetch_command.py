@@ -119,7 +119,7 @@ def test_says_over_http_how_far_it_is_and_ends_when_it_is_told_to(
     assert seen["bytes_total"] == MODEL_BYTES
     assert process.returncode == 128 + end_by
     assert "Traceback" not in output
-    assert "hf://org/name: downloading: 0.00 of 0.00 GB (" in output
+    assert "hf://org/name: downloading: 1.50 MB of 3.00 MB (50 %)" in output
 
 
 def no_large_files() -> None:
@@ -140,7 +140,7 @@ def test_a_volume_that_is_too_small_is_not_begun_with(hub: Hub, start: Start) ->
     process = start("--size-limit", str(MODEL_BYTES - 1))
     output = end(process)
 
-    assert "error: DiskFull: hf://org/name takes 0.00 GB, and the cache may hold 0.00 GB: raise spec.mod" in output
+    assert "error: DiskFull: hf://org/name takes 3.00 MB, and the cache may hold 3.00 MB: raise spec.mod" in output
     assert hub.asked == []
 
 

@@ -36,6 +36,13 @@ def test_what_was_there_counts_as_done_and_not_as_fast(meter: ProgressMeter, clo
     assert (seen.bytes_done, seen.bytes_per_second, seen.seconds_left) == (500, 30.0, pytest.approx(500 / 30))
 
 
+def test_the_first_sample_of_a_download_has_a_rate(meter: ProgressMeter, clock: Clock) -> None:
+    meter.begin(1000)
+    meter.add_received(100)
+    clock.seconds += 5.0
+    assert meter.sample().bytes_per_second == 20.0
+
+
 def test_the_rate_is_that_of_the_last_half_minute(meter: ProgressMeter, clock: Clock) -> None:
     meter.add_received(300)
     for clock.seconds in (10.0, 20.0, 30.0, 40.0):
@@ -83,9 +90,9 @@ def test_what_is_fetched_again_is_no_longer_done(meter: ProgressMeter) -> None:
         (Progress("hf://a/b", "waiting"), "hf://a/b: waits for the process that fills the cache"),
         (
             Progress("hf://a/b", "downloading", 5 * 10**9, 20 * 10**9, 1e8, 150.0),
-            "hf://a/b: downloading: 5.00 of 20.00 GB (25 %), 100.0 MB/s, 150 s left",
+            "hf://a/b: downloading: 5.00 GB of 20.00 GB (25 %), 100.0 MB/s, 150 s left",
         ),
-        (Progress("hf://a/b", "verifying", 10**9, 10**9), "hf://a/b: verifying: 1.00 of 1.00 GB (100 %)"),
+        (Progress("hf://a/b", "verifying", 10**9, 10**9), "hf://a/b: verifying: 1.00 GB of 1.00 GB (100 %)"),
     ],
 )
 def test_a_line_of_the_log(progress: Progress, line: str) -> None:

@@ -89,7 +89,7 @@ class ReadKeys(dict[str, Any]):
         return super().get(name, default)
 
 
-NUMBERS: list[Any] = [-1, 0, 0.5, 2**31, 2**70, 1e300, float("nan"), float("inf")]
+NUMBERS: list[Any] = [-1, 0, 0.5, 2**31, 2**70, 1e300, 1e-300, float("nan"), float("inf")]
 WRONG = [*NUMBERS, True, "x", "8", [], [None], {}, {"a": 1}]
 
 

@@ -22,6 +22,7 @@ def config_of(**values: Any) -> HuggingFaceConfig:
         (lambda c: c.integer("key"), 0, r"'key' is 0, expected a whole number from 1 to 2147483647; correct the file"),
         (lambda c: c.integer("key", most=9), 10, r"'key' is 10, expected a whole number from 1 to 9"),
         (lambda c: c.number("key"), float("nan"), r"'key' is nan, expected a number above 0"),
+        (lambda c: c.number("key"), 1e-300, r"'key' is 1e-300, expected a number above 0"),
         (lambda c: c.number("key"), float("inf"), r"'key' is inf, expected a number above 0"),
         (lambda c: c.numbers("key"), [1.0, 0], r"'key' is \[1\.0, 0\], expected a list of numbers above 0"),
         (lambda c: c.integers("key"), [-1], r"'key' is \[-1\], expected a list of whole numbers from 0"),

@@ -119,7 +119,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_type": "linear", "factor": 0}, r"'rope_scaling\.factor' is 0, expected a number above 0"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 7}, "'rope_scaling.short_factor' .* a list of 8 numbers"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 7 + [None]}, "'rope_scaling.short_factor'"),
-        ({"rope_type": "linear", "factor": 2, "rope_theta": 1e-300}, "no frequencies .* not finite"),
+        (
+            {"rope_type": "linear", "factor": 2, "rope_theta": 1e-300},
+            "'rope_scaling.rope_theta' is 1e-300, expected a number above 0",
+        ),
         ({**YARN, "rope_theta": 1}, "no frequencies .* division by zero"),
         ({**YARN, "truncate": "no"}, r"'rope_scaling\.truncate' is 'no', expected true or false"),
         ({**YARN, "partial_rotary_factor": 1.5}, "24 of the 16 numbers of a head turn"),

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
@@ -28,6 +29,7 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange, event_stream
 from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
 from kvasir_runtime.server.openai import CHAT
+from kvasir_runtime.server.request_log import REQUEST_ID
 from kvasir_runtime.server.serving import Serving, generating_routes
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -252,5 +254,9 @@ def test_what_goes_wrong_before_is_told_in_the_words_of_the_route() -> None:
     route = replace(CHAT, path="/v1/other", refusal=lambda error: Response(f"alas: {error}", 418))
     app = FastAPI()
     app.include_router(generating_routes(cast(Serving, ASKED_NOTHING), [route]))
-    answer = TestClient(app).post("/v1/other", content=b"{")
+
+    async def app_with_request_ids(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, REQUEST_ID: "r"}, receive, send)
+
+    answer = TestClient(app_with_request_ids).post("/v1/other", content=b"{")
     assert (answer.status_code, answer.text[:34]) == (418, "alas: the body is not valid JSON: ")

@@ -230,6 +230,18 @@ def test_models_and_version_are_told(running) -> None:
     assert running.http.get("/version").json() == {"version": kvasir_runtime.__version__}
 
 
+def test_openapi_lists_what_is_served_and_nothing_else(start_server) -> None:
+    with start_server() as running:
+        paths = running.http.get("/openapi.json").json()["paths"]
+        answers = {
+            (method, path): running.http.request(method, path.replace("{name}", "tiny")).status_code
+            for path, methods in paths.items()
+            for method in methods
+        }
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics", "/ping"} <= set(paths)
+    assert {status for status in answers.values() if status in (404, 405, 500)} == set(), answers
+
+
 def test_engine_that_has_made_no_step_shows_zeros(start_server) -> None:
     with start_server() as running:
         lines = running.http.get("/metrics").text.splitlines()

@@ -28,9 +28,9 @@ from kvasir_runtime.models.hf_config import read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.speculative.proposer import (
+    BatchRows,
     Proposer,
     ProposerSetup,
-    ShownRows,
     VerifiedStep,
     as_found,
     kernel_by_kernel,
@@ -181,7 +181,7 @@ class Rank:
                 self.computed[row] += len(ids)
             first += len(ids)
         own = [rows[index] for index in sampled]
-        shown = ShownRows(np.array(rows), ~self._was_shown[rows], np.array(own), [()] * len(own))
+        batch = BatchRows(np.array(rows), ~self._was_shown[rows], np.array(own), [()] * len(own))
         copies, self._copies = self._copies, []
         self._was_shown[rows] = num_proposals > 0
         for row in own:
@@ -199,7 +199,7 @@ class Rank:
             num_known=torch.tensor([self.known[row] for row in own], dtype=torch.int64),
             num_slots=torch.tensor([self._num_slots(row) for row in own], dtype=torch.int64),
             token_ids=self.token_ids,
-            shown=shown,
+            batch=batch,
             block_copies=np.array(copies, dtype=np.int32).reshape(-1, 2),
             num_proposals=num_proposals,
         )
@@ -348,7 +348,7 @@ def text_step(texts: dict[int, list[int]], num_proposals: int, salt: bytes | Non
         num_known=torch.tensor([len(tokens) for tokens in texts.values()]),
         num_slots=torch.zeros(len(rows), dtype=torch.int64),
         token_ids=token_ids,
-        shown=ShownRows(
+        batch=BatchRows(
             np.array(rows), np.zeros(len(rows), dtype=np.bool_), np.array(rows), [(salt,) if salt else ()] * len(rows)
         ),
         block_copies=np.empty((0, 2), dtype=np.int32),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.operator.cluster_objects import child, stored
 
-from kvasir_operator.apply.contest import Contest, contest_message, continued, writers_of
+from kvasir_operator.apply.foreign_writes import FieldConflict, conflict_message, continued, writers_of
 
 SCALER = {"f:spec": {"f:replicas": {}}}
 IMAGES = {
@@ -38,28 +38,28 @@ def test_the_writers_of_a_field_are_read_from_who_owns_it(path: str, writers: li
 
 
 def test_the_message_names_the_writers_and_the_fields() -> None:
-    message = contest_message(owned(scaler=SCALER), ["spec.replicas"])
+    message = conflict_message(owned(scaler=SCALER), ["spec.replicas"])
     assert message.startswith("scaler keeps writing spec.replicas: ")
 
 
 def test_a_writer_that_nobody_can_name_is_somebody() -> None:
-    assert contest_message(owned(), ["spec.replicas"]).startswith("somebody keeps writing")
+    assert conflict_message(owned(), ["spec.replicas"]).startswith("somebody keeps writing")
 
 
-def contest_after(*moments: float) -> Contest:
-    contest: Contest | None = None
+def contest_after(*moments: float) -> FieldConflict:
+    conflict: FieldConflict | None = None
     for moment in moments:
-        contest = continued(contest, "m", moment)
-    assert contest is not None
-    return contest
+        conflict = continued(conflict, "m", moment)
+    assert conflict is not None
+    return conflict
 
 
 def test_each_edit_that_follows_soon_waits_twice_as_long_up_to_a_bound() -> None:
     moments, waits = [0.0], []
     for _ in range(11):
-        contest = contest_after(*moments)
-        waits.append(contest.next_write - moments[-1])
-        moments.append(contest.next_write)
+        conflict = contest_after(*moments)
+        waits.append(conflict.next_write - moments[-1])
+        moments.append(conflict.next_write)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 300.0, 300.0]
 
 
