@@ -123,7 +123,7 @@ def way_of_a_step(num_ranks: int, num_rounds: int) -> str:
         for _ in range(num_rounds):
             start = time.perf_counter()
             links.send(Forward(plan))
-            links.send(Sample(None))
+            links.send(Sample())
             sending.append(time.perf_counter() - start)
             while not links.receive(10):
                 pass

@@ -9,6 +9,7 @@ KvasirRuntimeError
 +-- InvalidRequestError         one request is wrong; only its sender hears of it
 |   +-- ContextLengthError
 |   +-- RequestTooLargeError
+|   +-- GrammarError            what an answer is to follow is no grammar, or takes too much work
 +-- RequestFailedError          the engine gave up on one request; others go on
 +-- KvTransferError             KV blocks cannot be exchanged with another engine
 +-- StepSkippedError            a step behind a failed one was not computed; its requests are planned again
@@ -57,6 +58,10 @@ class InvalidRequestError(KvasirRuntimeError):
 
 class ContextLengthError(InvalidRequestError):
     """Prompt and requested output do not fit into the model's context."""
+
+
+class GrammarError(InvalidRequestError):
+    """What an answer is to follow is no grammar, or takes more work than the limits allow."""
 
 
 class RequestTooLargeError(InvalidRequestError):

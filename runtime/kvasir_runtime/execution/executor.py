@@ -1,9 +1,9 @@
 """Where the engine core hands steps over to the device, and collects their results some steps later.
 
 One rank runs in the engine core's own process: a single thread owns the model and takes steps in order, so planning the
-next step and talking to clients overlap with the device's work. A step has two halves, `forward` and `sample`, because
-what may be sampled (a grammar's mask) can be worked out while the model computes. More ranks will stand behind the same
-calls.
+next step and talking to clients overlap with the device's work. A step has two halves: `forward` hands the decoder's
+kernels to the device, and `sample` works out on the host, while they run, what may be drawn. More ranks stand behind
+the same calls.
 """
 
 import logging
@@ -13,9 +13,6 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
@@ -23,10 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor  # not for a core whose ranks are elsewhere
 
 logger = logging.getLogger(__name__)
-
-TokenMask = NDArray[np.int32]
-"""[positions sampled, vocab_size / 32, rounded up]: bit t % 32 of number t / 32 says whether token t may be drawn, as
-xgrammar and llguidance pack it."""
 
 
 class PendingResult(Protocol):
@@ -45,7 +38,7 @@ class StepRunner(Protocol):
 
     def forward(self, plan: StepPlan) -> None: ...
 
-    def sample(self, mask: TokenMask | None) -> PendingResult:
+    def sample(self) -> PendingResult:
         """Draw the tokens of the oldest step that went forward and was not sampled."""
 
     def use_idle_time(self) -> bool:
@@ -72,11 +65,11 @@ class Executor:
         """Begin a step. Its failure is told by `sample`."""
         self._queue.put(lambda: self._forward(plan))
 
-    def sample(self, mask: TokenMask | None = None) -> Future[PendingResult]:
+    def sample(self) -> Future[PendingResult]:
         """End the step begun last. Raises, through the future, what the step raised; StepSkippedError behind such a
         step."""
         future: Future[PendingResult] = Future()
-        self._queue.put(lambda: self._sample(mask, future))
+        self._queue.put(lambda: self._sample(future))
         return future
 
     def recover(self) -> None:
@@ -119,10 +112,10 @@ class Executor:
             except Exception as error:
                 self._failure = error
 
-    def _sample(self, mask: TokenMask | None, future: Future[PendingResult]) -> None:
+    def _sample(self, future: Future[PendingResult]) -> None:
         if self._failure is None:
             try:
-                future.set_result(self._runner.sample(mask))
+                future.set_result(self._runner.sample())
                 return
             except Exception as error:
                 self._failure = error

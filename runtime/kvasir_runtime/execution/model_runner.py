@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
-from kvasir_runtime.execution.executor import TokenMask
 from kvasir_runtime.execution.kv_buffer import copy_blocks
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, store_drafts
@@ -123,16 +122,13 @@ class ModelRunner:
         self._forwarded = Forwarded(step, features, output, sampled, time.thread_time() - start)
 
     @torch.inference_mode()
-    def sample(self, mask: TokenMask | None = None) -> PendingResult:
-        """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts.
-
-        `mask` says which tokens are allowed after each position.
-        """
+    def sample(self) -> PendingResult:
+        """Draw after the forwarded step's positions, keep what holds in the rows, and propose the next drafts."""
         forwarded, self._forwarded = self._forwarded, None
         assert forwarded is not None, "sample() follows a forward() that ended well"
         start, step = time.thread_time(), forwarded.step
         self._rows.advance_unsampled(step.plan, step.inputs.seq_lens)
-        drawn = self._draw(forwarded, mask) if step.positions.num_positions else None
+        drawn = self._draw(forwarded) if step.positions.num_positions else None
         collected = {feature.name: feature.collect(step, drawn) for feature in forwarded.features}
         verified = _nothing_verified(self._transfers.device) if drawn is None else drawn.verified
         if self._proposer is not None:
@@ -183,14 +179,15 @@ class ModelRunner:
             return hidden if positions.num_positions == len(hidden) else hidden[positions.tokens]
         return hidden[: positions.num_positions]
 
-    def _draw(self, forwarded: Forwarded, mask: TokenMask | None) -> DrawnStep:
+    def _draw(self, forwarded: Forwarded) -> DrawnStep:
         step, positions = forwarded.step, forwarded.step.positions
         logits = self._to_logits(forwarded.sampled_hidden)
         for feature in forwarded.features:
             logits = feature.adjust(logits, positions)
         after = step.inputs.positions
         after = after if positions.num_positions == len(after) else after[positions.tokens]
-        allowed = None if mask is None else self._transfers.upload(mask)[0]
+        masks = [mask for feature in forwarded.features if (mask := feature.mask(step)) is not None]
+        allowed = self._transfers.upload(np.bitwise_and.reduce(masks))[0] if masks else None
         adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed)
         max_seq_len = step.inputs.lengths.max_seq_len
         return DrawnStep(adjusted, self._draw_and_verify(logits, positions, after, allowed, max_seq_len))

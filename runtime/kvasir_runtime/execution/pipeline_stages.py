@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvasir_runtime.errors import CollectiveFailedError, StageFailedError
-from kvasir_runtime.execution.executor import PendingResult, StepRunner, TokenMask
+from kvasir_runtime.execution.executor import PendingResult, StepRunner
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
@@ -92,7 +92,7 @@ class EarlierStage:
             message = self._leaving.message(lines, plan.num_tokens, failed_stage)
         self._link.send(message)
 
-    def sample(self, mask: TokenMask | None = None) -> PendingResult:
+    def sample(self) -> PendingResult:
         """Draws nothing: the result is empty."""
         return NothingDrawn()
 
@@ -139,14 +139,14 @@ class LastStage:
         self._failure = self._failures.attempt(plan, lambda: self._runner.forward(plan))
 
     @torch.inference_mode()
-    def sample(self, mask: TokenMask | None = None) -> PendingResult:
+    def sample(self) -> PendingResult:
         """The failure of any stage is told by the result."""
         plan, failed_stage = self._plan, self._failed_stage
         assert plan is not None, "sample() follows a forward()"
         assert failed_stage is not None
         if self._failure is not None:
             return FailedResult(self._failure)
-        drawn = self._failures.attempt(plan, lambda: self._runner.sample(mask))
+        drawn = self._failures.attempt(plan, lambda: self._runner.sample())
         if isinstance(drawn, StageFailedError):
             return FailedResult(drawn)
         return StagedResult(drawn, self._transfers.download([failed_stage, self._drafts(plan)]))

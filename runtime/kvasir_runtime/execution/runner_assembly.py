@@ -9,6 +9,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.execution.grammar_mask import GrammarMask
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
 from kvasir_runtime.execution.layer_runner import LayerRunner
@@ -25,6 +26,7 @@ from kvasir_runtime.kv_cache.spec import KvLayout, KvSpec, make_layout
 from kvasir_runtime.models.decoder import ComputeStep, Decoder, DecoderOutput
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.speculative.proposer import Proposer, ProposerSetup
+from kvasir_runtime.structured.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class RunnerAssembly:
     max_drafts: int
     least: Callable[[int], int]
     """Of the numbers of the ranks that share these layers."""
+    vocabulary: Callable[[], Vocabulary]
+    """Raises GrammarError where there is none."""
     pipeline: Pipeline | None = None
     """None: this rank has all layers, or its part of each."""
 
@@ -114,6 +118,8 @@ class RunnerAssembly:
         )
         most_tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs * (1 + self.max_drafts))
         features = step_features(rows, self.decoder.logits)
+        if draws:
+            features += (GrammarMask(rows, transfers, self.vocabulary),)
         extras, entering = extra_buffers(features, most_tokens, self.placement.device), None
         if self.pipeline is not None and not self.pipeline.stage.is_first:
             entering = StageBuffer(self._lines_before(self.pipeline, self.decoder.first_layer), most_tokens)

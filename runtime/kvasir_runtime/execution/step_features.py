@@ -32,6 +32,9 @@ from kvasir_runtime.scheduling.step import (
     StepTimes,
 )
 
+TokenMask = NDArray[np.int32]
+"""[positions sampled, vocab_size / 32, rounded up or one more]: bit t % 32 of number t / 32 says whether token t may be
+drawn."""
 TensorColumns = Mapping[str, Tensor | NDArray[Any]]
 """Of equal length: a line each, or the device's and the host's halves of one."""
 _POSITIONS_AT_ONCE = 128
@@ -85,6 +88,10 @@ class StepFeature:
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Fill in the step's lines of its extras, on every pipeline stage; the step's tokens whose hidden states
         `collect` wants."""
+        return None
+
+    def mask(self, step: ForwardedStep) -> TokenMask | None:
+        """Which tokens may be drawn, None: all. Called while the device computes the decoder, on ranks that draw."""
         return None
 
     def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:

@@ -48,7 +48,7 @@ def decode_step(num_sequences: int, num_drafts: int, seq_len: int, *samplings: S
 def run(runner: StepRunner, plan: StepPlan) -> None:
     """Compute the step and wait for it."""
     runner.forward(plan)
-    runner.sample(None).result()
+    runner.sample().result()
 
 
 def _plan(

@@ -1,7 +1,9 @@
 """Makes one rank ready: device, its part of the weights, proposer, KV cache, warm-up. The result is the runner and
 what others must know of it."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.select import check_readable
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
 from kvasir_runtime.execution.executor import StepRunner
@@ -47,6 +50,7 @@ from kvasir_runtime.parallel.collectives import SingleRank
 from kvasir_runtime.parallel.groups import RankGroups, alone
 from kvasir_runtime.parallel.stage import Stage
 from kvasir_runtime.speculative.proposer import Proposer
+from kvasir_runtime.structured.vocabulary import Vocabulary
 
 ProposerFactory = Callable[[Decoder, Placement, AttentionBackend, int], Proposer]
 """Makes the proposer for a target decoder, where it is placed, its attention backend, and for max_model_len."""
@@ -63,6 +67,33 @@ class Worker:
     thread's own settings."""
 
 
+MakeVocabulary = Callable[[int], Vocabulary]
+"""For a model with so many logits."""
+
+
+class AwaitedVocabulary:
+    """Made on a thread of its own, while the first requests come."""
+
+    def __init__(self, make: Callable[[], Vocabulary] | None) -> None:
+        self._make = make
+        self._made: Future[Vocabulary] = Future()
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run, name="vocabulary", daemon=True).start()
+
+    def __call__(self) -> Vocabulary:
+        """Wait for it. Raises what making it raised."""
+        return self._made.result()
+
+    def _run(self) -> None:
+        try:
+            if self._make is None:
+                raise GrammarError("this engine was started without a vocabulary")
+            self._made.set_result(self._make())
+        except Exception as error:
+            self._made.set_exception(error)
+
+
 def load_worker(
     model: ModelConfig,
     cache: CacheConfig,
@@ -71,10 +102,12 @@ def load_worker(
     make_proposer: ProposerFactory | None = None,
     groups: RankGroups | None = None,
     platform: Platform | None = None,
+    make_vocabulary: MakeVocabulary | None = None,
 ) -> Worker:
     """Load this rank's part of the model and take the memory for its KV cache. Raises ConfigurationError,
     ModelLoadError.
 
+    `make_vocabulary` is called on a thread of its own once the rank is ready; without it grammars are refused.
     `groups` are the rank's, None where it is alone; `platform` is the device's own where it is None. All ranks load at
     the same time: they agree on the number of blocks, and their first steps need each other.
     """
@@ -90,6 +123,8 @@ def load_worker(
     options = read_options(config)
     if place.topology.expert_parallel:
         check_has_experts(options)
+    make = None if make_vocabulary is None else partial(make_vocabulary, options.vocab_size)
+    vocabulary = AwaitedVocabulary(make)
     max_model_len = resolve_max_model_len(options, model.max_model_len)
     max_drafts = _max_drafts(execution) if make_proposer is not None else 0
     budget = resolve_max_num_batched_tokens(scheduler, device, max_model_len, max_drafts)
@@ -147,6 +182,7 @@ def load_worker(
             limits=limits,
             max_drafts=max_drafts,
             least=groups.least_of_stage,
+            vocabulary=vocabulary,
             pipeline=_pipeline(stage, groups, kv_specs, proposer),
         )
         memory = platform.memory(assembly.runner, limits, max_drafts, num_sharers)
@@ -169,6 +205,7 @@ def load_worker(
         device=str(device),
         startup_seconds=timer.seconds,
     )
+    vocabulary.begin()
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvasir_runtime.errors import StageFailedError
-from kvasir_runtime.execution.executor import PendingResult, TokenMask
+from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.ranks.links import CoreLinks
 from kvasir_runtime.ranks.messages import Forward, Sample, WorkInIdleTime
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
@@ -46,11 +46,11 @@ class RankExecutor:
         self.num_steps += 1
         self._links.send(Forward(plan))
 
-    def sample(self, mask: TokenMask | None = None) -> Future[PendingResult]:
+    def sample(self) -> Future[PendingResult]:
         """End the step begun last."""
         future: Future[PendingResult] = Future()
         self._waiting.append(future)
-        self._links.send(Sample(mask))
+        self._links.send(Sample())
         return future
 
     def recover(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.parallel.counts import CountsByGroup
-from kvasir_runtime.scheduling.step import Int32Array, StepPlan, StepResult
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -19,8 +19,6 @@ class Forward(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Sample(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Of the step that went forward last."""
-
-    mask: Int32Array | None
 
 
 class WorkInIdleTime(msgspec.Struct, frozen=True, tag=True, array_like=True):

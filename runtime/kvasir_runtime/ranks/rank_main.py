@@ -20,6 +20,7 @@ from typing import NoReturn
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from kvasir_runtime.engine.vocabulary import load_vocabulary
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, StageFailedError
 from kvasir_runtime.execution.device import select_device
 from kvasir_runtime.execution.executor import PendingResult
@@ -133,7 +134,13 @@ def _serve(
     status = RankStatus(arguments.status_file, place.topology.local_world_size, place.local_rank)
     signs = SignsOfLife(links, groups, status)  # from before anybody knows that it is ready
     worker = load_worker(
-        config.model, config.cache, config.execution, config.scheduler, proposer_of(config.execution), groups
+        config.model,
+        config.cache,
+        config.execution,
+        config.scheduler,
+        proposer_of(config.execution),
+        groups,
+        make_vocabulary=partial(load_vocabulary, config.model),
     )
     if config.cache.kv_transfer_config is not None:
         rank_transfers(worker, place, transfer_address, partial(end, links), keys).start()
@@ -179,8 +186,8 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
             case Forward(plan=plan):
                 signs.begin_step()
                 runner.forward(plan)
-            case Sample(mask=mask):
-                pending = runner.sample(mask)
+            case Sample():
+                pending = runner.sample()
                 signs.end_step()
                 if results is not None:
                     results.send(pending)

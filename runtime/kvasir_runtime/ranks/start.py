@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvasir_runtime.config import ParallelConfig, RuntimeConfig
 from kvasir_runtime.engine.core import StepExecutor
+from kvasir_runtime.engine.vocabulary import load_vocabulary
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.parallel.counts import CollectiveTotals
@@ -85,7 +86,15 @@ def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks
     from kvasir_runtime.speculative.select import proposer_of
 
     execution, groups = config.execution, alone(topology)
-    worker = load_worker(config.model, config.cache, execution, config.scheduler, proposer_of(execution), groups)
+    worker = load_worker(
+        config.model,
+        config.cache,
+        execution,
+        config.scheduler,
+        proposer_of(execution),
+        groups,
+        make_vocabulary=partial(load_vocabulary, config.model),
+    )
     if worker.description.is_on_cpu:
         keep_freed_memory()
     executor = Executor(worker.runner, worker.prepare_thread)

@@ -22,6 +22,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tenant: str = ""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    grammar: str | None = None
+    """That outputs follow, as llguidance reads it; None: any text."""
     kv_transfer_params: KvTransferParams | None = None
     """Where the prompt's blocks come from, or whom they are kept for; None: neither."""
 

@@ -163,7 +163,8 @@ class RunningRows:
         self.num_known[row] = self.most_known[row] = self.num_returned[row] = num_known
         self.num_written[row] = self.most_planned[row] = num_computed
         self.max_total[row] = request.max_total_tokens
-        self.first_stop[row] = request.num_prompt_tokens + sampling.min_tokens + 1
+        min_tokens = 0 if request.spec.grammar is not None else sampling.min_tokens  # else its mask sees to them
+        self.first_stop[row] = request.num_prompt_tokens + min_tokens + 1
         self._set_stop_ids(row, sampling.stop_token_ids)
         self.request_ids[row], self.indices[row] = request.request_id, sequence.index
         self.api_index[row] = request.api_index

@@ -51,6 +51,12 @@ class StepUnderWay(msgspec.Struct, frozen=True, eq=False):
     """That it computes."""
 
 
+STRAYED = (
+    "the answer cannot be held to the grammar that was asked for: working out the next token takes more than "
+    "llguidance's limits allow; ask for a simpler schema, regex or grammar"
+)
+
+
 @dataclass(slots=True)
 class DraftCounts:
     """Of speculative decoding, since the start."""
@@ -216,6 +222,9 @@ class Scheduler:
         if self.remote.offers:
             self._note_written(plan, step.rows, is_current)
         self._take_prompts(step, result, is_current)
+        if result.strayed_rows:
+            self._give_up_strayed(step.rows[is_current & np.isin(step.rows, result.strayed_rows)], outcome)
+            is_current = self._rows.generation[step.rows] == step.generations
         self._take_tokens(step, result, is_current, outcome)
         if self._rows.num_that_wait:
             rows = step.rows[is_current & plan.samples]
@@ -242,6 +251,12 @@ class Scheduler:
         while self._sequences.running:
             self._sequences.wait_again(self._sequences.running[-1])
         self._rows.take_pending()
+
+    def _give_up_strayed(self, rows: NDArray[np.int64], outcome: Outcome) -> None:
+        for row in rows.tolist():
+            sequence = self._rows.sequences[row]  # None where its request has just ended with another row
+            if sequence is not None:
+                outcome.outputs += self._sequences.give_up(sequence.request.request_id, STRAYED)
 
     def _give_up_what_never_fits(self) -> None:
         """Whoever comes first and can compute nothing, although no result is awaited, has preempted all others for it:

@@ -102,7 +102,7 @@ class Candidates:
     logprobs: list[float]
 
 
-LOGPROBS, PROMPT_LOGPROBS, CANDIDATES = "logprobs", "prompt_logprobs", "candidates"
+LOGPROBS, PROMPT_LOGPROBS, CANDIDATES, GRAMMAR = "logprobs", "prompt_logprobs", "candidates", "grammar"
 """Step features whose columns the core reads."""
 
 Columns = dict[str, NDArray[Any]]
@@ -144,6 +144,12 @@ class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
         columns = self.columns.get(PROMPT_LOGPROBS)
         return {} if columns is None else _entries(columns, np.ones(len(columns["rows"]), dtype=np.bool_))
+
+    @property
+    def strayed_rows(self) -> list[int]:
+        """Rows whose answers do not follow their grammars."""
+        columns = self.columns.get(GRAMMAR)
+        return [] if columns is None else columns["rows"].tolist()
 
     @cached_property
     def candidates(self) -> dict[int, Candidates]:

@@ -52,9 +52,9 @@ _WISHES: dict[str, tuple[Any, ...]] = {
             # OpenAI
             "audio", "function_call", "functions", "plugins", "prediction", "suffix", "tools",
             # vLLM
-            "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", "guided_choice",
-            "guided_grammar", "guided_json", "guided_regex", "logits_processors", "logprob_token_ids", "prompt_embeds",
-            "prompt_logprobs", "repetition_detection", "return_prompt_text", "structural_tag", "structured_outputs",
+            "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", 
+            "logits_processors", "logprob_token_ids", "prompt_embeds",
+            "prompt_logprobs", "repetition_detection", "return_prompt_text", "structural_tag", 
             "truncate_prompt_tokens", "vllm_xargs", "watermarking",
             # SGLang
             "bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "custom_params", "ebnf",

@@ -44,6 +44,7 @@ from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
 from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
+from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 from kvasir_runtime.service_secret import service_secret
 from kvasir_runtime.shared_rows import SharedRows
@@ -275,6 +276,7 @@ def _serving(
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
+        grammars=Grammars(tokenizer),
         description=TokenizerDescription(tokenizer, None if template is None else template.source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),

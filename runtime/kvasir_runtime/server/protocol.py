@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.server.structured import StructuredFields
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
@@ -21,12 +22,6 @@ MAX_TEMPERATURE = 1e30
 """OpenAI takes at most 2, vLLM anything; this one leaves logits in float32 as far apart as one can tell."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions."""
-
-
-def _refuse_unless_text_format(value: Any) -> Any:
-    if value is None or (isinstance(value, dict) and value.get("type") == "text"):
-        return None
-    raise PydanticCustomError("unsupported", 'this server supports only {"type": "text"}; leave it out')
 
 
 def _refuse_tool_choice(value: Any) -> Any:
@@ -99,7 +94,7 @@ class KvTransferFields(BaseModel):
         return self
 
 
-class GenerationFields(Body):
+class GenerationFields(StructuredFields):
     """What both ways of asking for text have in common."""
 
     model: str | None = None
@@ -134,7 +129,6 @@ class GenerationFields(Body):
     priority: Annotated[Whole, Field(ge=-INT64, lt=INT64), OrNull] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
-    response_format: Annotated[Any, AfterValidator(_refuse_unless_text_format)] = None
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
@@ -181,6 +175,10 @@ class GenerationFields(Body):
         elif self.num_logprobs is not None:
             raise PydanticCustomError(
                 "logprobs", "logprobs cannot be used with use_beam_search: a hypothesis is ranked by their sum alone"
+            )
+        elif self.wanted_grammar() is not None:
+            raise PydanticCustomError(
+                "use_beam_search", "use_beam_search cannot be used with a grammar: beams are not held to one"
             )
 
     @property

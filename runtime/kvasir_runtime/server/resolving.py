@@ -130,6 +130,7 @@ def resolved(
     defaults: SamplingDefaults,
     limits: Limits,
     kv_transfer: KvTransferConfig | None,
+    grammar: str | None = None,
 ) -> list[GenerateRequest]:
     """One request for the token ids of each prompt. Raises InvalidRequestError, naming the field at fault."""
     kv_transfer_params = transfer_params(request, wishes, kv_transfer, len(prompts))
@@ -143,6 +144,7 @@ def resolved(
                 priority=wishes.priority,
                 tenant=request.headers.get(TENANT_HEADER, ""),
                 cache_salt=wishes.cache_salt,
+                grammar=grammar,
                 kv_transfer_params=kv_transfer_params,
             ),
             text=TextOptions(

@@ -27,6 +27,7 @@ from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
+from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 NUM_SHAPERS = 2
@@ -39,6 +40,7 @@ class Serving:
     admission: Admission
     tokenizer: Tokenizer
     prompts: PromptBuilder
+    grammars: Grammars
     description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
@@ -139,6 +141,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
     wishes = parse(route.wishes, body)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
+    grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
     prompts = await route.prompts(serving.prompts, wishes, limits)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
@@ -150,6 +153,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
             defaults=serving.defaults,
             limits=limits,
             kv_transfer=serving.kv_transfer,
+            grammar=grammar,
         ),
         serving.model_digest,
         limits.vocab_size,

@@ -91,7 +91,7 @@ class CountingRunner:
             raise RuntimeError("device fell over")
         self._num_sampled = int(plan.samples.sum())
 
-    def sample(self, mask: None) -> DoneResult:
+    def sample(self) -> DoneResult:
         ones = np.ones(self._num_sampled, dtype=np.int32)
         tokens = ones[:, None] * self.num_steps
         is_warming_up = self.num_steps in self.warming_up
@@ -111,7 +111,7 @@ class HoldingRunner(CountingRunner):
         brought[plan.num_decodes :] = 1
         self._num_brought = brought[plan.samples]
 
-    def sample(self, mask: None) -> DoneResult:
+    def sample(self) -> DoneResult:
         brought = self._num_brought
         tokens = np.full((len(brought), int(brought.max(initial=1))), self.num_steps, dtype=np.int32)
         return DoneResult(StepResult(tokens, brought, brought - 1))
@@ -124,7 +124,7 @@ class BeamRunner(CountingRunner):
         super().forward(plan)
         self._rows = plan.rows[plan.samples].tolist()
 
-    def sample(self, mask: None) -> DoneResult:
+    def sample(self) -> DoneResult:
         none = np.zeros(len(self._rows), dtype=np.int32)
         candidates = {row: Candidates([7, 8, 9], [-0.5, -1.0, -2.0]) for row in self._rows}
         return DoneResult(StepResult(none[:, None], none, none, columns(candidates=candidates)))

@@ -1,7 +1,8 @@
 """Requests that between them use all that an engine does with a sequence, and what must come of them on any ranks:
-greedy ones that share a prefix, one that another engine has begun, several samples with penalties and stop tokens, and
-beams; log-probabilities of what is generated and of a prompt."""
+greedy ones that share a prefix, one that another engine has begun, several samples with penalties and stop tokens,
+samples that follow a grammar, and beams; log-probabilities of what is generated and of a prompt."""
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tests.runtime.exactness.conftest import TOLERANCES, Dtype, Engine, Generate
 
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch
+from kvasir_runtime.structured.grammars import regex_grammar
 
 GREEDY = (0, 2, 4, 5)
 RESUMED, NUM_DONE = 1, 20
@@ -17,8 +19,17 @@ SAMPLING: dict[str, Any] = {
     "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 20,
     "stop_token_ids": tuple(range(60)), "logprobs": 1,
 }  # fmt: skip
+WORDS = re.compile("(ab|ba|10){4,20}")
+END = 300
+"""A special token."""
+HELD_SEEDS = (21, 22)
+HELD: dict[str, Any] = {
+    "grammar": regex_grammar(WORDS.pattern), "max_tokens": 80, "stop_token_ids": (END,), "temperature": 0.9,
+    "repetition_penalty": 1.3, "min_tokens": 30, "logprobs": 1,
+}  # fmt: skip
 NAMES = [
-    *(f"greedy-{index}" for index in GREEDY), "resumed", "several", "several.1", "several.2", "beams", "beams.1"
+    *(f"greedy-{index}" for index in GREEDY), "resumed", "several", "several.1", "several.2", "held", "held.1", "beams",
+    "beams.1",
 ]  # fmt: skip
 
 
@@ -34,6 +45,8 @@ def run_all_kinds(engine: Engine, expected: Reference, *, one_by_one: bool = Fal
     added("resumed")
     engine.add("several", expected.prompts[4], seeds=SEEDS, **SAMPLING)
     added("several", "several.1", "several.2")
+    engine.add("held", expected.prompts[1], seeds=HELD_SEEDS, **HELD)
+    added("held", "held.1")
     engine.add("beams", expected.prompts[3], seeds=range(2), beam=BeamSearch(width=2), max_tokens=40)
     return engine.finish(*NAMES)
 

@@ -36,6 +36,7 @@ from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import StepPlan
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
+from kvasir_runtime.structured.vocabulary import Vocabulary
 from kvasir_runtime.transfer.params import KvTransferParams
 
 Dtype = Literal["bfloat16", "float32"]
@@ -273,6 +274,7 @@ class Engine:
         beam: BeamSearch | None = None,
         kv_transfer_params: KvTransferParams | None = None,
         cache_salt: str | None = None,
+        grammar: str | None = None,
         **sampling: Any,
     ) -> None:
         """A sequence for each seed; `output`: what another engine has generated already, of all of them, or `outputs`,
@@ -291,6 +293,7 @@ class Engine:
                     beam=beam,
                     kv_transfer_params=kv_transfer_params,
                     cache_salt=cache_salt,
+                    grammar=grammar,
                 ),
                 sequences=[
                     SequenceStart(index=index, seed=seed, output_token_ids=list(own))
@@ -332,6 +335,26 @@ class Engine:
     def _is_finished(self, request_id: str) -> bool:
         outputs = self.channel.outputs.get(request_id)
         return bool(outputs) and outputs[-1].finish_reason is not None
+
+
+class ByteTable:
+    """The first 256 tokens are bytes, the others special."""
+
+    special_ids = frozenset(range(256, VOCAB_SIZE))
+    vocab_size = VOCAB_SIZE
+
+    def token(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return list(text.encode())
+
+
+def byte_vocabulary(vocab_size: int) -> Vocabulary:
+    return Vocabulary(ByteTable(), vocab_size)
 
 
 EngineFactory = Callable[..., Engine]
@@ -393,6 +416,7 @@ def _load(folder: Path, kv_cache_dtype: Any = "auto", platform: Platform | None 
         SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),
         proposer_of(ExecutionConfig(**execution)),
         platform=platform,
+        make_vocabulary=byte_vocabulary,
     )
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.runtime.exactness.conftest import BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+from tests.runtime.exactness.conftest import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    byte_vocabulary,
+)
 
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
 from kvasir_runtime.execution.executor import Executor, PendingResult
@@ -106,6 +112,7 @@ def start_ranks(
             proposer_of(ExecutionConfig(**execution)),
             own,
             None if platforms is None else platforms.get(own.place.rank),
+            byte_vocabulary,
         )
 
     with ThreadPoolExecutor(len(groups)) as pool:

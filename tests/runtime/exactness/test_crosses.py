@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runtime.exactness.all_kinds import END, HELD, HELD_SEEDS, WORDS
 from tests.runtime.exactness.conftest import (
     NUM_NEW_TOKENS,
     SMALLEST_MARGIN,
@@ -27,10 +28,11 @@ from tests.runtime.exactness.speculators import METHODS, speculative_config
 from transformers import AutoModelForCausalLM
 
 from kvasir_runtime.requests.sampling_params import BeamSearch
+from kvasir_runtime.structured.grammars import regex_grammar
 
 SWITCHES = ("prefix_cache", "chunked", "few_blocks")
 AHEAD = ("one_step_ahead", "three_steps_ahead")
-REQUESTS = ("resumed", "several", "beams")
+REQUESTS = ("resumed", "several", "beams", "grammar")
 FEATURES = (*SWITCHES, *AHEAD, *REQUESTS, "windows", *METHODS)
 PAIRS = [
     pair
@@ -55,6 +57,8 @@ SAMPLING: dict[str, Any] = {
     "stop_token_ids": tuple(range(60)), "logprobs": 1,
 }  # fmt: skip
 SEEDS = (11, 12, 13)
+HELD_ASKED: dict[str, dict[str, Any]] = {"held-greedy": HELD | {"temperature": 0.0, "min_tokens": 0}, "held": HELD}
+HELD_NAMES = ["held-greedy", "held-greedy.1", "held", "held.1"]
 CUT = 9
 SAMPLED: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
     ("resumed",): {"sampled": (CUT,)},
@@ -78,6 +82,7 @@ class Plain:
     sampled: list[list[int]]
     scores: list[list[float]]
     beams: list[list[int]]
+    held: list[list[int]]
 
 
 @pytest.fixture(scope="session")
@@ -143,6 +148,8 @@ def test_two_features_at_once_change_nothing(
     names = add_greedy(engine, greedy, cut) + add_sampled(engine, expected, plain, sampled)
     if "beams" in pair:
         names += add_beams(engine, expected)
+    if "grammar" in pair:
+        names += add_held(engine, expected, plain, cut)
     generated = engine.finish(*names)
     if "prefix_cache" in pair:  # what is asked at once is computed at once
         engine.add("again", expected.prompts[5])
@@ -153,8 +160,39 @@ def test_two_features_at_once_change_nothing(
     check_sampled(generated, plain, sampled, TOLERANCES[dtype])
     if "beams" in pair:
         assert [generated.token_ids(name) for name in names_of("beams", WIDTH)] == plain.beams
+    if "grammar" in pair:
+        assert [generated.token_ids(name) for name in HELD_NAMES] == [tokens[cut:] for tokens in plain.held]
     check_features(engine, pair, generated)
     check_drafts(generated, method, is_target="windows" not in pair)
+
+
+def test_what_a_grammar_holds_follows_it(reference: Any, start_engine: Any) -> None:
+    """For min_tokens at least, unless it can only end."""
+    expected = reference("LlamaForCausalLM", "bfloat16")
+    engine = start_engine(expected.folder)
+    engine.add("held", expected.prompts[1], seeds=HELD_SEEDS, **HELD)
+    engine.add("short", expected.prompts[1], **HELD | {"grammar": regex_grammar("ab")})
+    engine.add("endless", expected.prompts[1], **HELD | {"grammar": regex_grammar("ab"), "stop_token_ids": ()})
+    generated = engine.finish("held", "held.1", "short", "endless")
+    for tokens in (generated.token_ids("held"), generated.token_ids("held.1")):
+        assert tokens.index(END) == len(tokens) - 1 >= HELD["min_tokens"]
+        assert WORDS.fullmatch(bytes(tokens[:-1]).decode())
+    assert generated.token_ids("short") == [*b"ab", END]
+    assert generated.token_ids("endless")[:2] == [*b"ab"]
+    assert len(generated.token_ids("endless")) == HELD["max_tokens"]
+
+
+def test_a_grammar_that_cannot_be_followed_ends_its_own_request_only(reference: Any, start_engine: Any) -> None:
+    expected = reference("LlamaForCausalLM", "bfloat16")
+    engine = start_engine(expected.folder)
+    engine.add("none", expected.prompts[1], **HELD | {"grammar": "no grammar"})
+    engine.add("strays", expected.prompts[1], [*b"abx"], **HELD)
+    engine.add("held", expected.prompts[1], **HELD)
+    generated = engine.finish("none", "strays", "held")
+    for name in ("none", "strays"):
+        assert generated.outputs[name][-1].finish_reason == "error"
+        assert "grammar" in generated.outputs[name][-1].error
+    assert generated.outputs["held"][-1].finish_reason == "stop"
 
 
 def names_of(request: str, number: int) -> list[str]:
@@ -162,13 +200,14 @@ def names_of(request: str, number: int) -> list[str]:
 
 
 def answers(engine: Engine, expected: Reference) -> Plain:
-    nothing = Plain([[] for _ in SEEDS], [], [])
+    nothing = Plain([[] for _ in SEEDS], [], [], [[] for _ in HELD_NAMES])
     sampled, beams = add_sampled(engine, expected, nothing, SAMPLED["several",]), add_beams(engine, expected)
-    generated = engine.finish(*sampled, *beams)
+    generated = engine.finish(*sampled, *beams, *add_held(engine, expected, nothing, 0))
     return Plain(
         [generated.token_ids(name) for name in sampled],
         [scores(generated, name) for name in sampled],
         [generated.token_ids(name) for name in beams],
+        [generated.token_ids(name) for name in HELD_NAMES],
     )
 
 
@@ -206,6 +245,15 @@ def add_beams(engine: Engine, expected: Reference) -> list[str]:
     """Names of all hypotheses."""
     engine.add("beams", expected.prompts[3], seeds=range(WIDTH), beam=BeamSearch(width=WIDTH), max_tokens=40)
     return names_of("beams", WIDTH)
+
+
+def add_held(engine: Engine, expected: Reference, plain: Plain, cut: int) -> list[str]:
+    """Names of all sequences."""
+    begun = iter(tokens[:cut] for tokens in plain.held)
+    for name, asked in HELD_ASKED.items():
+        outputs = [next(begun) for _ in HELD_SEEDS]
+        engine.add(name, expected.prompts[1], seeds=HELD_SEEDS, outputs=outputs, **asked)
+    return HELD_NAMES
 
 
 def check_greedy(generated: Generated, greedy: dict[str, tuple[Reference, int]], cut: int) -> None:

@@ -60,7 +60,7 @@ class FakeRunner:
         decode_bytes = self.decode_bytes + self.draft_bytes * (int(plan.num_new_tokens[0]) - 1)
         self.gpu.take_for_a_moment(decode_bytes if plan.num_decodes else self.prefill_bytes)
 
-    def sample(self, mask: object) -> "FakeRunner":
+    def sample(self) -> "FakeRunner":
         return self
 
     def result(self) -> None:

@@ -92,9 +92,9 @@ def load(folder: Any) -> Callable[..., Worker]:
     return load_with
 
 
-def step(runner: ModelRunner, plan: Any, mask: Any = None) -> StepResult:
+def step(runner: ModelRunner, plan: Any) -> StepResult:
     runner.forward(plan)
-    return runner.sample(mask).result()
+    return runner.sample().result()
 
 
 @pytest.fixture
@@ -540,10 +540,3 @@ def test_a_backend_prepares_once_a_step_for_all_layers(tmp_path: Path, make_plan
     assert len(prepared) == 1
     step(worker.runner, make_plan(decodes=[(0, 1)], starts=[5]))
     assert len(prepared) == 2
-
-
-def test_a_mask_forbids_tokens_of_this_step(load: Any, generate: Any, make_plan: Any) -> None:
-    runner = load().runner
-    generate(runner, 1)
-    mask = np.array([[0, 2]], dtype=np.int32)  # two words of 32 tokens
-    assert step(runner, make_plan(decodes=[(0, 1)], starts=[5]), mask).token_ids[0, 0] == 33

@@ -43,7 +43,7 @@ class FakeRunner:
             raise self.error
         self._number = int(self._entering.states[0, 0, 0])
 
-    def sample(self, mask: Any) -> "FakeRunner":
+    def sample(self) -> "FakeRunner":
         return self
 
     def result(self) -> StepResult:

@@ -85,13 +85,13 @@ def same(one: Any, other: Any) -> bool:
 def test_every_rank_gets_plans_whole_and_in_order(links: tuple[CoreLinks, list[RankLinks]]) -> None:
     core, ranks = links
     core.send(Forward(PLAN))
-    core.send(Sample(None))
+    core.send(Sample())
     for end in ranks:
         first, second = end.receive(), end.receive()
         assert isinstance(first, Forward)
         assert same(first.plan, PLAN)
         assert first.plan.rows.flags.writeable, "torch wants memory that it could write"
-        assert second == Sample(None)
+        assert second == Sample()
 
 
 def test_results_are_handed_out_in_the_order_of_steps(links: tuple[CoreLinks, list[RankLinks]]) -> None:
@@ -143,8 +143,8 @@ def test_a_rank_that_goes_is_noticed_and_so_is_a_core(tmp_path: Path) -> None:
     while not core.lost_ranks:
         core.receive(10)
     assert core.lost_ranks == {1}
-    core.send(Sample(None))
-    assert ranks[0].receive() == Sample(None)
+    core.send(Sample())
+    assert ranks[0].receive() == Sample()
     assert not ranks[0].has_core_gone()
     core.close()
     deadline = time.monotonic() + 30

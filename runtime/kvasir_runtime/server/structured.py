@@ -1,0 +1,191 @@
+"""What clients say of the form of an answer, and the grammar that it comes to.
+
+`response_format` is OpenAI's; `structured_outputs` and the older `guided_*` are vLLM's. Grammars are made on threads,
+so neither other requests nor steps wait for them, and the last ones are kept.
+"""
+
+import asyncio
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import GrammarError, InvalidRequestError
+from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
+from kvasir_runtime.structured.json_schema import json_schema_grammar
+from kvasir_runtime.structured.vocabulary import Vocabulary
+
+NUM_COMPILERS = 2
+MAX_SECONDS = 10.0
+"""That a grammar may take to be made."""
+MAX_KEPT = 256
+MAX_GRAMMAR_CHARS = 1_000_000
+
+Text = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+JsonSchema = dict[str, Any] | bool | Text
+"""Itself, or its text."""
+
+
+class JsonSchemaFormat(RequestModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """Answers follow the schema in either case."""
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+            raise PydanticCustomError(
+                "response_format", "response_format: type json_schema needs json_schema: {{name, schema}}"
+            )
+        return self
+
+
+class StructuredOutputs(RequestModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    json_schema: JsonSchema | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+    structural_tag: Unsupported = None
+    disable_any_whitespace: bool = False
+    disable_fallback: Any = None
+    disable_additional_properties: Unsupported = None
+    whitespace_pattern: Unsupported = None
+
+
+@dataclass(frozen=True, slots=True)
+class WantedGrammar:
+    field: str
+    """That asks for it."""
+    key: str
+    """Equal where the grammar is."""
+    make: Callable[[], str]
+
+
+class StructuredFields(Body):
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
+
+    def wanted_grammar(self) -> WantedGrammar | None:
+        """Raises InvalidRequestError where several are asked for."""
+        wanted = [*self._of_response_format(), *self._of_structured_outputs(), *self._of_guided()]
+        if len(wanted) > 1:
+            fields = ", ".join(each.field for each in wanted)
+            raise InvalidRequestError(f"{fields}: each says how the answer is to look; send one", wanted[1].field)
+        return wanted[0] if wanted else None
+
+    def _of_response_format(self) -> list[WantedGrammar]:
+        wanted, field = self.response_format, "response_format"
+        if wanted is None or wanted.type == "text":
+            return []
+        if wanted.type == "json_object" or wanted.json_schema is None:
+            return [_wanted(field, "object", None, json_object_grammar)]
+        return [_wanted_schema(f"{field}.json_schema", wanted.json_schema.json_schema)]
+
+    def _of_structured_outputs(self) -> list[WantedGrammar]:
+        asked, field = self.structured_outputs, "structured_outputs"
+        if asked is None:
+            return []
+        spaced = not asked.disable_any_whitespace
+        wanted = []
+        if asked.json_object:
+            make = partial(json_object_grammar, any_whitespace=spaced)
+            wanted.append(_wanted(f"{field}.json_object", "object", spaced, make))
+        if asked.json_schema is not None:
+            wanted.append(_wanted_schema(f"{field}.json", asked.json_schema, any_whitespace=spaced))
+        return wanted + _plain(f"{field}.", asked.regex, asked.choice, asked.grammar)
+
+    def _of_guided(self) -> list[WantedGrammar]:
+        wanted = [] if self.guided_json is None else [_wanted_schema("guided_json", self.guided_json)]
+        return wanted + _plain("guided_", self.guided_regex, self.guided_choice, self.guided_grammar)
+
+
+def _plain(prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[WantedGrammar]:
+    asked = {"regex": (regex, regex_grammar), "choice": (choice, choice_grammar), "grammar": (grammar, ebnf_grammar)}
+    return [
+        _wanted(prefix + name, name, value, partial(make, value))  # type: ignore[arg-type]
+        for name, (value, make) in asked.items()
+        if value is not None
+    ]
+
+
+def _wanted(field: str, kind: str, value: Any, make: Callable[[], str]) -> WantedGrammar:
+    return WantedGrammar(field, kind + json.dumps(value), make)
+
+
+def _wanted_schema(field: str, schema: Any, *, any_whitespace: bool = True) -> WantedGrammar:
+    """The order of keys counts: answers have their properties in it."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise InvalidRequestError(f"{field}: the schema is no JSON: {error}", field) from error
+    make = partial(json_schema_grammar, schema, any_whitespace=any_whitespace)
+    return _wanted(field, f"schema {any_whitespace}", schema, make)
+
+
+class Grammars:
+    """Makes and checks them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(NUM_COMPILERS, "grammar")
+        self._vocabulary: Vocabulary | None = None
+        self._making = threading.Lock()
+        self._kept: OrderedDict[str, str] = OrderedDict()
+
+    async def grammar_of(self, wishes: StructuredFields, vocab_size: int) -> str | None:
+        """None: any text will do. Raises InvalidRequestError."""
+        wanted = wishes.wanted_grammar()
+        if wanted is None:
+            return None
+        kept = self._kept.get(wanted.key)
+        if kept is not None:
+            self._kept.move_to_end(wanted.key)
+            return kept
+        making = asyncio.get_running_loop().run_in_executor(self._threads, self._make, wanted, vocab_size)
+        try:
+            grammar = await asyncio.wait_for(making, MAX_SECONDS)
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"{wanted.field}: it was not ready to be followed after {MAX_SECONDS:g} s; ask for a simpler one",
+                wanted.field,
+            ) from None
+        except GrammarError as error:
+            raise InvalidRequestError(f"{wanted.field}: {error}", wanted.field) from error
+        self._kept[wanted.key] = grammar
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return grammar
+
+    def _make(self, wanted: WantedGrammar, vocab_size: int) -> str:
+        with self._making:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._tokenizer, vocab_size)
+        grammar = wanted.make()
+        self._vocabulary.matcher(grammar)
+        return grammar

@@ -1,0 +1,43 @@
+"""Grammars of what clients ask for, as text that llguidance reads."""
+
+import json
+from collections.abc import Sequence
+
+import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.json_schema import json_schema_grammar
+
+MAX_CHOICES = 4096
+
+
+def json_object_grammar(*, any_whitespace: bool = True) -> str:
+    """Any JSON object."""
+    return json_schema_grammar({"type": "object"}, any_whitespace=any_whitespace)
+
+
+def regex_grammar(regex: str) -> str:
+    """The whole answer matches. Raises GrammarError."""
+    if "\0" in regex:
+        raise GrammarError("a regular expression holds no NUL")
+    return llguidance.LLMatcher.grammar_from_regex(regex)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """The answer is one of them. Raises GrammarError."""
+    if not choices or len(choices) > MAX_CHOICES or "" in choices:
+        raise GrammarError(f"1 to {MAX_CHOICES} choices are possible, none of them empty, but {len(choices)} came")
+    return llguidance.LLMatcher.grammar_from_lark(
+        "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    )
+
+
+def ebnf_grammar(text: str) -> str:
+    """Of EBNF as llama.cpp and xgrammar write it (`root ::= ...`), or of Lark (`start: ...`). Raises GrammarError."""
+    if "::=" not in text:
+        return llguidance.LLMatcher.grammar_from_lark(text)
+    try:
+        return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+    except Exception as error:  # of one or another class, as the fault is
+        raise GrammarError(f"the grammar cannot be read: {error}") from error

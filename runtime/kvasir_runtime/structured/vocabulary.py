@@ -1,0 +1,133 @@
+"""A model's vocabulary as grammars see it, and matchers, which follow a grammar through an answer.
+
+Both are llguidance's (Earley's algorithm over derivatives of regular expressions): it works out which tokens are
+allowed when it is asked, so a grammar is made in a millisecond and nothing is computed ahead for each.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from kvasir_runtime.errors import GrammarError
+
+MAX_KEPT_GRAMMARS = 128
+_SPECIAL = b"\xff"
+"""Before the text of a special token: no text has this byte, so none matches it."""
+
+
+def num_words(vocab_size: int) -> int:
+    """Of a mask; the bit of an answer's end may need one more than the tokens' do."""
+    return vocab_size // 32 + 1
+
+
+class TokenTable(Protocol):
+    """Of a tokenizer."""
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def token(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+class _Wrapped:
+    """What llguidance asks of a tokenizer. One id more than the model has stands for the end of an answer: which
+    tokens end one is a matter of each request."""
+
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        self._table = table
+        known = range(min(table.vocab_size, vocab_size))
+        tokens = [b"" if token_id in table.special_ids else table.token_bytes(token_id) for token_id in known]
+        tokens += [b""] * (vocab_size + 1 - len(tokens))
+        self.special_token_ids = [token_id for token_id, token in enumerate(tokens) if not token]
+        self.tokens = [token or _SPECIAL + b"%d" % token_id for token_id, token in enumerate(tokens)]
+        self.eos_token_id = vocab_size
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._table.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)
+
+
+class Matcher:
+    """Where an answer stands in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    def copy(self) -> "Matcher":
+        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no token may follow, only the end."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    def num_valid(self, token_ids: Sequence[int]) -> int:
+        """How many of them, from the first, may follow."""
+        return int(self._matcher.validate_tokens(list(token_ids)))
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Raises GrammarError where they may not follow; then the matcher is of no more use."""
+        if not self._matcher.consume_tokens(list(token_ids)):
+            raise GrammarError(self._reason())
+
+    def go_back(self, num_tokens: int) -> None:
+        if num_tokens and not self._matcher.rollback(num_tokens):
+            raise GrammarError(self._reason())
+
+    def fill(self, words: NDArray[np.int32]) -> bool:
+        """Write which tokens may follow, bit t % 32 of word t / 32, into int32 [num_words(vocab_size)]; whether the
+        answer may end instead. Raises GrammarError where that takes more work than llguidance spends on a token."""
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise GrammarError(self._reason())
+        word, bit = divmod(self._vocab_size, 32)
+        end = np.uint32(1 << bit)
+        unsigned = words.view(np.uint32)
+        may_end = bool(unsigned[word] & end)
+        unsigned[word] &= ~end
+        return may_end
+
+    def _reason(self) -> str:
+        return str(self._matcher.get_error()).split("\n<state>")[0].strip() or "the grammar cannot be followed"
+
+
+class Vocabulary:
+    """Of one tokenizer, for a model with so many logits. Thread-safe as far as making matchers goes."""
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        wrapped = llguidance.TokenizerWrapper(_Wrapped(table, vocab_size))
+        self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size + 1)
+        self._vocab_size = vocab_size
+        self._kept: OrderedDict[str, Matcher] = OrderedDict()
+
+    def words(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
+        """The mask of these tokens; ids beyond the vocabulary are left out."""
+        bits = np.zeros(32 * num_words(self._vocab_size), dtype=np.bool_)
+        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    def matcher(self, grammar: str) -> Matcher:
+        """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
+        kept = self._kept.pop(grammar, None)
+        if kept is None:
+            made = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            kept = Matcher(made, self._vocab_size)
+            if made.is_error():
+                raise GrammarError(kept._reason())
+        self._kept[grammar] = kept
+        while len(self._kept) > MAX_KEPT_GRAMMARS:
+            self._kept.popitem(last=False)
+        return kept.copy()

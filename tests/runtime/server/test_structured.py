@@ -1,0 +1,87 @@
+"""How clients say what form an answer has, and what the engine is asked for."""
+
+import json
+from typing import Any
+
+import pytest
+from tests.runtime.server.test_bad_input import TEXT, post
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OTHER_ORDER = {"type": "object", "properties": {"b": {}, "a": {}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+
+
+def grammar_of(running: Any, **fields: Any) -> str | None:
+    """What the core is given."""
+    running.client.completions.create(model="tiny", prompt="a", max_tokens=1, extra_body=fields)
+    grammar: str | None = running.core.received[-1].spec.grammar
+    return grammar
+
+
+@pytest.mark.parametrize("fields", [
+    {"response_format": FORMAT},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"structured_outputs": {"json": json.dumps(SCHEMA), "disable_fallback": True}},
+    {"guided_json": SCHEMA},
+    {"guided_json": json.dumps(SCHEMA), "guided_regex": None, "response_format": {"type": "text"}},
+])  # fmt: skip
+def test_a_schema_is_asked_for_in_many_ways(running, fields) -> None:
+    assert '"integer"' in (grammar_of(running, response_format=FORMAT) or "")
+    assert grammar_of(running, **fields) == grammar_of(running, response_format=FORMAT)
+
+
+@pytest.mark.parametrize(("older", "newer"), [
+    ({"guided_regex": "a+b"}, {"structured_outputs": {"regex": "a+b"}}),
+    ({"guided_choice": ["a", 'b "c"']}, {"structured_outputs": {"choice": ["a", 'b "c"']}}),
+    ({"guided_grammar": 'root ::= "a"'}, {"structured_outputs": {"grammar": 'root ::= "a"'}}),
+    ({"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}),
+    ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}),
+])  # fmt: skip
+def test_both_names_of_vllm_ask_for_the_same(running, older, newer) -> None:
+    assert grammar_of(running, **older) is not None
+    assert grammar_of(running, **older) == grammar_of(running, **newer)
+
+
+def test_the_order_of_properties_counts(running) -> None:
+    reordered = {"type": "object", "properties": {"a": {}, "b": {}}}
+    assert grammar_of(running, guided_json=OTHER_ORDER) != grammar_of(running, guided_json=reordered)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"guided_json": None}])
+def test_text_follows_no_grammar(running, fields) -> None:
+    assert grammar_of(running, **fields) is None
+
+
+def test_a_chat_is_held_to_a_schema_too(running) -> None:
+    running.client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "a"}], max_tokens=1, response_format=FORMAT
+    )
+    assert running.core.received[-1].spec.grammar == grammar_of(running, guided_json=SCHEMA)
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "json_schema"}}, "response_format", "needs json_schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", '"xml" was given'),
+    ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "send one"),
+    ({"guided_json": "{"}, "guided_json", "no JSON"),
+    ({"guided_json": {"type": "array", "uniqueItems": True}}, "guided_json", "'uniqueItems' at the top"),
+    ({"guided_json": False}, "guided_json", "no answer follows it"),
+    ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+    ({"guided_regex": "a\0"}, "guided_regex", "NUL"),
+    ({"guided_regex": ""}, "guided_regex", "at least 1 character"),
+    ({"guided_choice": []}, "guided_choice", "at least 1 item"),
+    ({"guided_choice": ["a", ""]}, "guided_choice", "none of them empty"),
+    ({"guided_grammar": "root ::= foo"}, "guided_grammar", "foo"),
+    ({"guided_grammar": "start: foo"}, "guided_grammar", "foo"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "does not support it"),
+    ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern", "not support it"),
+    ({"guided_json": SCHEMA, "use_beam_search": True}, "use_beam_search", "with a grammar"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "param", "message"), REFUSED)
+def test_what_cannot_be_followed_is_refused_by_name(running, wrong, param, message) -> None:
+    status, error = post(running, "/v1/completions", {**TEXT, **wrong})
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert message in error["message"]
+    assert running.core.received == []

@@ -1,0 +1,182 @@
+"""What schemas come to: grammars that take the valid instances and no others, or a refusal by name."""
+
+import itertools
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tests.runtime.exactness.conftest import VOCAB_SIZE, ByteTable
+
+from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.json_schema import json_schema_grammar
+from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
+
+OBJECT = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}
+KIND = {"type": "object", "properties": {"kind": {"const": "x"}, "size": {"type": "integer"}}, "required": ["kind"]}
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 5, -3, 2.5, "", "x", "xy", "other", [], [1], [1, 1], ["x", 2], {}, {"a": 1}, {"b": 1},
+    {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 3}, {"kind": "x"}, {"kind": "y"},
+    {"kind": "x", "size": 1}, {"kind": "x", "size": "1"}, {"kind": "y", "size": "1"}, {"kind": 1},
+    "2026-01-31", "not-a-date",
+]  # fmt: skip
+SCHEMAS: list[Any] = [
+    True,
+    {"type": ["integer", "null"]},
+    {"enum": ["x", 5, None]},
+    {"const": {"a": 1}},
+    {"not": {"type": ["string", "object"]}},
+    {"not": {"const": "x"}},
+    {"not": {"enum": ["x", "xy", "", True]}},
+    {"not": {"required": ["a"]}},
+    {"not": {"required": ["a", "b"]}} | OBJECT,
+    {"not": {"anyOf": [{"type": "string"}, {"minimum": 2}]}},
+    {"not": {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}} | OBJECT,
+    {"not": {"not": {"type": "string"}}},
+    {"type": "string", "not": {"minLength": 2}},
+    {"type": "array", "not": {"maxItems": 1}},
+    {"not": {"properties": {"kind": {"type": "string"}}}, "properties": {"kind": {}}},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+    {"oneOf": [{"type": "number"}, {"minimum": 2}]},
+    {"oneOf": [{"const": "x"}, {"const": "xy"}, {"type": "null"}]},
+    {"oneOf": [KIND, KIND | {"properties": {"kind": {"const": "y"}}}]},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]} | OBJECT,
+    {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]},
+    {"if": {"properties": {"kind": {"const": "x"}}, "required": ["kind"]}, "then": KIND},
+    {"if": {"type": "string"}, "then": {"minLength": 2}, "else": {"type": "null"}},
+    {"if": {"type": "string"}, "else": {"type": "null"}},
+    {"dependentRequired": {"a": ["b"]}} | OBJECT,
+    {"$schema": DRAFT_7, "dependencies": {"a": ["b"], "b": {"required": ["c"]}}} | OBJECT,
+    {"dependentSchemas": {"a": {"required": ["c"]}}} | OBJECT,
+    {"type": "string", "format": "date"},
+    {"type": "string", "format": "nobody-knows-this"},
+    {"type": "integer", "minimum": 0, "exclusiveMinimum": True, "$schema": "http://json-schema.org/draft-04/schema#"},
+    {"type": "array", "uniqueItems": False},
+    {"type": "array", "uniqueItems": True, "maxItems": 1},
+    {"type": "array", "contains": {"type": "string"}, "minContains": 0},
+    {"$schema": DRAFT_7, "definitions": {"s": {"type": "string"}}, "$ref": "#/definitions/s", "minLength": 2},
+    {"$defs": {"s": {"type": "string"}}, "$ref": "#/$defs/s", "minLength": 2},
+    {"$defs": {"s": {"type": "string"}}, "not": {"$ref": "#/$defs/s"}},
+    {"properties": {"kind": {"oneOf": [{"type": "integer"}, {"enum": ["x"]}]}}},
+]  # fmt: skip
+REFUSED: list[tuple[Any, str]] = [
+    ({"type": "array", "uniqueItems": True}, "'uniqueItems' at the top"),
+    ({"properties": {"l": {"contains": {"type": "string"}}}}, "'contains' at /properties/l"),
+    ({"unevaluatedProperties": False}, "'unevaluatedProperties' at the top"),
+    ({"not": {"type": "integer"}}, "'not' at the top"),
+    ({"anyOf": [{"not": {"pattern": "^a"}}]}, "'not' at /anyOf/0"),
+    ({"items": {"oneOf": [{"pattern": "^a"}, {"pattern": "^b"}]}}, "'oneOf' at /items"),
+    ({"if": {"multipleOf": 3}, "then": False}, "'if' at the top"),
+    ({"pattern": "^(?!a)", "type": "string"}, "look-around"),
+    ({"not": {}}, "Unsatisfiable"),
+    (False, "no answer"),
+    ({"$ref": "http://example.com/other"}, "example.com"),
+    ({"$ref": "#/$defs/absent"}, "absent"),
+    ({"anyOf": 3}, "a list was expected"),
+    ({"properties": {"a": 3}}, "a schema is an object or a boolean"),
+    ([], "a schema is an object or a boolean"),
+]
+
+
+MALFORMED: list[Any] = [
+    {"required": 3}, {"not": {"required": 3}}, {"type": {"a": 1}}, {"not": {"type": 3}}, {"oneOf": [1, 2]},
+    {"not": {"enum": 5}}, {"enum": "x"}, {"properties": []}, {"not": {"properties": []}}, {"dependentRequired": 3},
+    {"dependencies": {"a": 3}}, {"not": {"minLength": "x"}}, {"not": {"allOf": 3}}, {"$ref": 3}, {"not": {"$ref": 3}},
+    {"oneOf": {"a": 1}}, {"if": 3, "then": 4}, {"pattern": 3}, {"format": []}, {"uniqueItems": True, "maxItems": "x"},
+    {"type": "nothing"}, {"minimum": "x"}, {"not": {"minimum": "x"}}, {"$schema": 3, "$ref": "#"}, None, "x", 3,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(ByteTable(), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:80])
+def test_a_grammar_takes_what_is_valid_and_nothing_else(schema: Any, vocabulary: Vocabulary) -> None:
+    validator_class = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    validator = validator_class(schema, format_checker=validator_class.FORMAT_CHECKER)
+    matcher = vocabulary.matcher(json_schema_grammar(schema))
+    for value in VALUES:
+        assert any(takes(matcher, spelling) for spelling in orders(value)) == validator.is_valid(value), value
+
+
+@pytest.mark.parametrize(("schema", "words"), REFUSED, ids=lambda value: json.dumps(value)[:60])
+def test_what_cannot_be_promised_is_refused_by_name_and_place(schema: Any, words: str, vocabulary: Vocabulary) -> None:
+    with pytest.raises(GrammarError, match=words.replace("$", r"\$")):
+        vocabulary.matcher(json_schema_grammar(schema))
+
+
+@pytest.mark.parametrize("schema", MALFORMED, ids=json.dumps)
+def test_a_malformed_schema_is_refused_or_means_nothing_more(schema: Any, vocabulary: Vocabulary) -> None:
+    with suppress(GrammarError):  # and nothing else
+        vocabulary.matcher(json_schema_grammar(schema))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("number", [2, 18, 21, 25, 27, 34, 36])
+def test_whatever_is_drawn_is_valid(number: int, seed: int, vocabulary: Vocabulary) -> None:
+    schema, draws = SCHEMAS[number], random.Random(seed)
+    matcher = vocabulary.matcher(json_schema_grammar(schema, any_whitespace=False))
+    text = bytearray()
+    while len(text) < 2000:
+        token_ids, may_end = allowed(matcher, vocabulary)
+        closing = [token_id for token_id in token_ids if chr(token_id) in '"]}0'] if len(text) > 200 else []
+        if may_end and (not token_ids or len(text) > 100 or draws.random() < 0.2):
+            break
+        text.append(draws.choice(closing or [t for t in token_ids if t < 128] or token_ids))
+        matcher.accept([text[-1]])
+    jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+
+
+def test_white_space_has_bounds(vocabulary: Vocabulary) -> None:
+    matcher = vocabulary.matcher(json_schema_grammar({"type": "array"}))
+    assert matcher.num_valid(b"[" + b" " * 100) < 40
+    assert vocabulary.matcher(json_schema_grammar({"type": "array"}, any_whitespace=False)).num_valid(b"[ 1]") == 1
+
+
+def test_a_special_token_is_no_text(vocabulary: Vocabulary) -> None:
+    matcher = vocabulary.matcher(json_schema_grammar({"type": "string"}))
+    matcher.accept(b'"<3')
+    token_ids, _ = allowed(matcher, vocabulary)
+    assert ord("0") in token_ids
+    assert max(token_ids) < 256
+
+
+def test_a_matcher_goes_back_and_its_copy_goes_on(vocabulary: Vocabulary) -> None:
+    matcher = vocabulary.matcher(json_schema_grammar({"enum": ["ab", "ac"]}))
+    matcher.accept(b'"a')
+    other = matcher.copy()
+    other.accept(b'b"')
+    matcher.accept(b'c"')
+    assert matcher.is_complete
+    assert other.is_complete
+    matcher.go_back(2)
+    assert matcher.num_valid(b'b"') == 2
+    with pytest.raises(GrammarError):
+        matcher.accept(b"x")
+
+
+def takes(matcher: Matcher, text: str) -> bool:
+    copy, token_ids = matcher.copy(), list(text.encode())
+    if copy.num_valid(token_ids) < len(token_ids):
+        return False
+    copy.accept(token_ids)
+    return copy.fill(np.zeros(num_words(VOCAB_SIZE), dtype=np.int32))
+
+
+def orders(value: Any) -> list[str]:
+    """All spellings: the order of properties is the schema's, and no instance is wrong for having another."""
+    if not isinstance(value, dict):
+        return [json.dumps(value)]
+    return [json.dumps(dict(items)) for items in itertools.permutations(value.items())]
+
+
+def allowed(matcher: Matcher, vocabulary: Vocabulary) -> tuple[list[int], bool]:
+    words = np.zeros(num_words(VOCAB_SIZE), dtype=np.int32)
+    may_end = matcher.fill(words)
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist(), may_end
