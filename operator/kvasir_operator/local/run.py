@@ -58,13 +58,13 @@ class Plan:
 
 def run_local(files: Sequence[Path], options: LocalOptions) -> int:
     """Runs until a stop signal; returns the exit status. Raises KvasirOperatorError when it cannot start or go on."""
-    read = {path: load_manifests(path) for path in files}
-    _refuse_what_cannot_start([service for each in read.values() for service in each.services])
+    read = [(path, load_manifests(path)) for path in files]
+    _refuse_what_cannot_start([service for _, each in read for service in each.services])
     with reserve_network() as network, TemporaryDirectory(prefix="kvasir-local-") as folder:
-        others = write_data([other for each in read.values() for other in each.others], Path(folder))
+        others = write_data([other for _, each in read for other in each.others], Path(folder))
         manifests = [
             Manifest(service, Folders(path.resolve().parent, options.programs_folder, Path(folder)))
-            for path, each in read.items()
+            for path, each in read
             for service in each.services
         ]
         plan = _plan(manifests, network, options, Path(folder))
