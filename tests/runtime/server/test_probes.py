@@ -171,7 +171,7 @@ def test_stopping_waits_for_answers_under_way(start_server) -> None:
 
 def test_who_still_asks_a_server_that_stops_is_answered_and_its_connection_ends(start_server) -> None:
     """A load balancer sends on for a while, and takes a refused connection for an error."""
-    with start_server(config=ServerConfig(shutdown_delay=0.5), shutdown_timeout=60.0) as running:
+    with start_server(config=ServerConfig(shutdown_delay=30.0), shutdown_timeout=120.0) as running:
         running.stop()
         while status(running, "/ready") == 200:
             pass
@@ -179,12 +179,13 @@ def test_who_still_asks_a_server_that_stops_is_answered_and_its_connection_ends(
             with httpx.Client(base_url=running.url, timeout=30) as newcomer:
                 answer = newcomer.post("/v1/completions", json={"prompt": "the quick", "max_tokens": 2})
             assert (answer.status_code, answer.headers.get("connection")) == (200, "close")
-        running.thread.join(10)
+        running.stop()  # no longer
+        running.thread.join(30)
         assert running.exit_codes == [0]
 
 
 def test_a_server_that_stops_refuses_new_requests_in_the_second_half_of_its_time(start_server) -> None:
-    with start_server(config=ServerConfig(shutdown_delay=30.0), shutdown_timeout=2.0) as running:
+    with start_server(config=ServerConfig(shutdown_delay=30.0), shutdown_timeout=6.0) as running:
         running.core.is_hanging = True
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(running.http.post, "/v1/completions", json=LONG, timeout=60)
@@ -193,8 +194,9 @@ def test_a_server_that_stops_refuses_new_requests_in_the_second_half_of_its_time
             with httpx.Client(base_url=running.url, timeout=0.2) as newcomer:
                 refused = answered_at_once(newcomer)
             assert refused.headers["connection"] == "close"
+            running.stop()
             assert waiting.result(30).status_code == 503
-        running.thread.join(10)
+        running.thread.join(30)
         assert running.exit_codes == [0]
 
 
