@@ -9,6 +9,7 @@ is: grammars have the schema's.
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import random
@@ -98,7 +99,7 @@ def _as_it_is(schema: Any) -> str:
 def _xgrammar(tokenizer: Tokenizer) -> dict[str, Callable[[Any], Takes]]:
     """Empty where it is not installed."""
     try:
-        import xgrammar
+        xgrammar = importlib.import_module("xgrammar")
     except ImportError:
         return {}
     words = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]

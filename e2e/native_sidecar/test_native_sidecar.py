@@ -1,5 +1,6 @@
 """Verdict by traffic and by status: containers that others put into a pod do not speak for the engine."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,34 +89,20 @@ def is_injected(cluster: LiveCluster, namespace: str) -> bool:
 
 
 def policy(namespace: str) -> KubeObject:
-    container = f'''Object.spec.initContainers{{
-        name: "{SIDECAR}", image: "{ROUTER_IMAGE}", command: ["python3", "-c", "{WAITS}"], restartPolicy: "Always"}}'''
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingAdmissionPolicy",
-        "metadata": {"name": POLICY},
-        "spec": {
-            "failurePolicy": "Fail",
-            "reinvocationPolicy": "Never",
-            "matchConstraints": {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-                "resourceRules": [
-                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
-                ],
-            },
-            "matchConditions": [
-                {"name": "not-the-clients", "expression": "object.metadata.?name.orValue('') != 'clients'"}
-            ],
-            "mutations": [
-                {
-                    "patchType": "ApplyConfiguration",
-                    "applyConfiguration": {
-                        "expression": f"Object{{spec: Object.spec{{initContainers: [{container}]}}}}"
-                    },
-                }
-            ],
-        },
+    container = {"name": SIDECAR, "image": ROUTER_IMAGE, "command": ["python3", "-c", WAITS], "restartPolicy": "Always"}
+    fields = ", ".join(f"{json.dumps(name)}: dyn({json.dumps(value)})" for name, value in container.items())
+    patch = f'[JSONPatch{{op: "add", path: "/spec/initContainers", value: [{{{fields}}}]}}]'
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    only_here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    spec = {
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "matchConstraints": {"namespaceSelector": only_here, "resourceRules": [pods]},
+        "matchConditions": [{"name": "not-the-load", "expression": "object.metadata.?name.orValue('') != 'clients'"}],
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
     }
+    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy"}
+    return {**kind, "metadata": {"name": POLICY}, "spec": spec}
 
 
 def binding() -> KubeObject:

@@ -53,4 +53,6 @@ def test_a_group_is_made_anew_once(own_service: LiveService, start_load: StartLo
         strike_a_group(scenario, "1", signalling(signal.SIGKILL), own_service, start_load, verdicts)
         states = pods.states_since(0.0)
     made = {uid for state in states for uid, pod in state.items() if role_of(pod) == "serve"}
-    assert len(made) == (NUM_GROUPS + 1) * NUM_NODES
+    events = own_service.cluster.list("events", own_service.namespace)
+    why = [each["message"] for each in events if each["involvedObject"]["kind"] == "InferenceService"]
+    assert len(made) == (NUM_GROUPS + 1) * NUM_NODES, "\n".join(why)

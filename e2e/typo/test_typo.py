@@ -4,13 +4,14 @@ import time
 
 import pytest
 from e2e.conftest import StartLoad
-from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, name_of, revision_of, uid_of
+from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveService, uid_of
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
 from tests.controlplane.processes import wait_until
 
 NUM_CLIENTS, NUM_TOKENS = 6, 200
 TELLS_WITHIN_SECONDS, REPAIRED_WITHIN_SECONDS = 30.0, 60.0
+CHILD = "typed-engine"
 TYPOS: dict[str, KubeObject] = {"affinity": {"nodeAffinty": {}}, "securityContext": {"fsGroup2": 5}}
 
 
@@ -31,7 +32,7 @@ def test_a_typo_is_named_and_the_service_serves_on(
         own_service.wait_ready()
         load.wait_streams(NUM_CLIENTS)
         verdict = load.stop()
-    verdicts.add(f"typo in {field}", verdict, named=named, service_made_again=repaired)
+    verdicts.add(f"typo in {field}", verdict, named=named, child_made_again=repaired)
     assert not verdict.failures, verdict
     assert own_service.staying_uids("serve", "router") == before
     assert own_service.condition("Degraded")["status"] == "False"
@@ -42,15 +43,15 @@ def names(degraded: KubeObject, typo: str) -> bool:
 
 
 def repair(service: LiveService) -> float:
-    """Seconds until the Service of the serving pods, deleted by hand, is there again."""
-    revision = revision_of(service.pods("serve")[0])
-    [old] = [each for each in service.children("services", "serve") if revision_of(each) == revision]
-    service.cluster.kubectl("delete", "service", name_of(old), f"--namespace={service.namespace}")
+    """Seconds until a child that was deleted by hand is there again."""
+    old = service.cluster.get("networkpolicy", CHILD, service.namespace)
+    assert old is not None
+    service.cluster.kubectl("delete", "networkpolicy", CHILD, f"--namespace={service.namespace}")
     deleted = time.monotonic()
 
     def is_made_again() -> bool:
-        found = [each for each in service.children("services", "serve") if revision_of(each) == revision]
-        return any(uid_of(each) != uid_of(old) for each in found)
+        found = service.cluster.get("networkpolicy", CHILD, service.namespace)
+        return found is not None and uid_of(found) != uid_of(old)
 
-    wait_until(is_made_again, REPAIRED_WITHIN_SECONDS, f"Service {name_of(old)} to be made again", POLL_SECONDS)
+    wait_until(is_made_again, REPAIRED_WITHIN_SECONDS, f"NetworkPolicy {CHILD} to be made again", POLL_SECONDS)
     return time.monotonic() - deleted

@@ -109,13 +109,10 @@ def _call(call: Any, field: str) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
-    arguments = function.get("arguments")
-    if arguments is None:
-        arguments = {}
-    elif isinstance(arguments, str):
-        try:
-            value = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ConversationRefusedError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
-        arguments = Arguments(value, arguments) if isinstance(value, dict) else value
-    return {**call, "function": {**function, "arguments": arguments}}
+    arguments = function.get("arguments") or "{}"
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConversationRefusedError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
+    return {**call, "function": {**function, "arguments": Arguments(value, text) if isinstance(value, dict) else value}}

@@ -139,13 +139,18 @@ class ChatTemplate:
         return known
 
     def _prints(self, role: str, content: str | list[Message]) -> bool | None:
-        """Whether all of it, and not as Python's or JSON's spelling of a list; None: it is refused."""
-        try:
-            text = self._text(_conversation(role, content), True, self._special_tokens)
-        except ConversationRefusedError:
-            return None
-        is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
-        return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
+        """Whether all of it, and not as Python's or JSON's spelling of a list; None: it is refused, behind a system
+        message too.
+        """
+        conversation = _conversation(role, content)
+        for messages in (conversation, [{"role": "system", "content": "hello"}, *conversation]):
+            try:
+                text = self._text(messages, True, self._special_tokens)
+            except ConversationRefusedError:
+                continue
+            is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
+            return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
+        return None
 
 
 def _part(text: str) -> Message:

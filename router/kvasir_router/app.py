@@ -25,11 +25,10 @@ from kvasir_router.errors import (
     UpstreamDoubtfulError,
     UpstreamError,
 )
-from kvasir_router.job import Job
-from kvasir_router.large_bodies import LOOP_BYTES, LargeBodies
-from kvasir_router.liveness import while_alive
+from kvasir_router.job import Job, while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Fetch, Placement
+from kvasir_router.relay.body import LOOP_BYTES, LargeBodies
 from kvasir_router.relay.exchange import Exchange, KeepAlives
 from kvasir_router.relay.headers import RawHeaders
 from kvasir_router.relay.kv_transfer import lookup_params, without_clients_params

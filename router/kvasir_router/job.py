@@ -1,5 +1,8 @@
 """One request on its way through the router: what it is, where it has failed, and whether it may be tried once more."""
 
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvasir_router.admission.queued_request import QueuedRequest
@@ -13,6 +16,7 @@ from kvasir_router.errors import (
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
+from kvasir_router.service.ledger import Ticket
 from kvasir_router.service.rebalancing import RunningStream
 from kvasir_router.service.service import Service
 
@@ -116,3 +120,34 @@ class Job:
         journal = self.exchange.journal
         before, self._num_bytes_kept = self._num_bytes_kept, 0 if journal is None else journal.num_bytes
         return self._num_bytes_kept > before
+
+
+@contextlib.contextmanager
+def while_alive(ticket: Ticket, can_go_elsewhere: Callable[[bool], bool]) -> Iterator[None]:
+    """Raises UpstreamUnresponsiveError from the block, which belongs to a task. `can_go_elsewhere` is told whether the
+    endpoint is merely silent.
+
+    A part of an answer that cannot be continued is left to wait. As `asyncio.timeout`, but without its timer.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancellations = task.cancelling()
+    is_interrupted = False
+
+    def interrupt(is_silent: bool) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted and can_go_elsewhere(is_silent):
+            is_interrupted = True
+            task.cancel()
+
+    ticket.on_interrupt = interrupt
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if is_interrupted and task.uncancel() <= num_cancellations:
+            raise UpstreamUnresponsiveError(f"{ticket.url} answers no more", "unresponsive") from error
+        raise
+    except BaseException:
+        if is_interrupted:
+            task.uncancel()
+        raise

@@ -21,8 +21,7 @@ from kvasir_router.errors import (
     UpstreamRefusedError,
     UpstreamUnresponsiveError,
 )
-from kvasir_router.job import Job
-from kvasir_router.liveness import while_alive
+from kvasir_router.job import Job, while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body, with_lookup

@@ -10,8 +10,7 @@ from functools import partial
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from kvasir_router.dialects.bounded_json import body_of, is_too_much, members_of, with_member
-from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
+from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields, body_of, is_too_much, members_of, with_member
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvasir_router.large_bodies import LOOP_BYTES
-from kvasir_router.relay.body import CLIENT_TIMES, ClientTimes
+from kvasir_router.relay.body import CLIENT_TIMES, LOOP_BYTES, ClientTimes
 from kvasir_router.relay.journal import JOURNAL_BOUNDS, JournalBounds
 from kvasir_router.remote_prefill import LATE_SECONDS
 from kvasir_router.service.health import PROBE_TIMES, ProbeTimes

@@ -13,8 +13,7 @@ from kvasir_http.connections import ConnectionLimits, Connections
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.errors import UpstreamBrokenError, UpstreamMalformedError
 from kvasir_router.relay.body import Body, BodyBudget
-from kvasir_router.relay.exchange import Exchange
-from kvasir_router.relay.response_writer import ResponseWriter
+from kvasir_router.relay.exchange import Exchange, ResponseWriter
 from kvasir_router.relay.upstream_answer import IdleTimeouts, UpstreamAnswer
 from kvasir_router.relay.upstream_connection import UpstreamConnection
 

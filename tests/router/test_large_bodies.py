@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvasir_router.large_bodies import LOOP_BYTES, SMALL_BYTES, LargeBodies
+from kvasir_router.relay.body import LOOP_BYTES, SMALL_BYTES, LargeBodies
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"

@@ -135,15 +135,15 @@ def connections_silenced(pod_uid: str, container: str, port: int) -> Iterator[No
     own = [local for local, remote in _established(pid) if remote == port]
     if not own:
         raise FaultError(f"pod {pod_uid} has no open connection to port {port}")
-    rules = [("OUTPUT", f"--sport={each}") for each in own] + [("INPUT", f"--dport={each}") for each in own]
+    rules = [("OUTPUT", "--sport", str(each)) for each in own] + [("INPUT", "--dport", str(each)) for each in own]
     enter = ["nsenter", f"--target={pid}", "--net", "iptables"]
-    for chain, match in rules:
-        subprocess.run([*enter, "--append", chain, "--protocol=tcp", match, "--jump=DROP"], check=True)
+    for chain, *match in rules:
+        subprocess.run([*enter, "--append", chain, "--protocol", "tcp", *match, "--jump", "DROP"], check=True)
     try:
         yield
     finally:
-        for chain, match in rules:
-            subprocess.run([*enter, "--delete", chain, "--protocol=tcp", match, "--jump=DROP"], check=True)
+        for chain, *match in rules:
+            subprocess.run([*enter, "--delete", chain, "--protocol", "tcp", *match, "--jump", "DROP"], check=True)
 
 
 def _established(pid: int) -> list[tuple[int, int]]:

@@ -5,13 +5,13 @@ busiest replica's, requests that want one in the batch, and prompt tokens that w
 is absolute, so that replicas on their way are neither wanted twice nor make the others look idle.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvasir_operator.autoscaling.capacity import Capacity
 from kvasir_operator.autoscaling.drain import queue_ahead, queued_tokens, uncached_tokens
-from kvasir_operator.autoscaling.queueing import num_servers_for
 from kvasir_operator.autoscaling.sample import RoleSample
 
 BUSIEST_KV_USAGE = 0.95
@@ -22,6 +22,9 @@ to compute at most in any case."""
 WAIT_SHARE = 0.5
 """Of the time that an SLO leaves beside a prompt's own prefill, how much sizing lets it wait: requests come in bursts
 within the minutes whose mean it sees."""
+_TAIL = 0.1
+"""The share of requests that may wait longer: latencies are held at the 90th percentile."""
+_MOST_SERVERS = 100_000.0
 LEAST_BACKLOG_SECONDS = 30.0
 """What waits is worked off beside what arrives in the time that a replica takes to start, and no faster than this: what
 those that run will have done by then is no work for another."""
@@ -184,3 +187,37 @@ def _prefill_need(
     with_backlog = (arriving + max(queued, ahead) / backlog_seconds) / most
     text = f"{arriving:.0f} uncached prompt tokens/s, {queued:.0f} queued, a replica computes {most:.0f} tokens/s"
     return Need(max(for_arriving, with_backlog), ScalingReason.PREFILL_DEMAND, text)
+
+
+def wait_p90_seconds(num_servers: float, load: float, mean_seconds: float) -> float:
+    """By Sakasegawa's approximation (1977) of M/M/c, for fractions of servers too: more of them wait less at the same
+    utilisation, so that a large fleet may run hotter than a small one. Infinite where the queue only grows.
+
+    `load`: arrivals per second times `mean_seconds`, the mean service time."""
+    utilization = load / num_servers
+    if utilization >= 1:
+        return math.inf
+    delayed = utilization ** (math.sqrt(2 * (num_servers + 1)) - 1)  # share of requests that wait at all
+    if delayed <= _TAIL:
+        return 0.0
+    return mean_seconds / (num_servers * (1 - utilization)) * math.log(delayed / _TAIL)
+
+
+def num_servers_for(load: float, mean_seconds: float, most_seconds: float) -> float | None:
+    """The fewest with which nine of ten wait and are served within `most_seconds`; None where no number suffices."""
+    if load <= 0:
+        return 0.0
+    if mean_seconds >= most_seconds:
+        return None
+    low, high = load, load + 1
+    while wait_p90_seconds(high, load, mean_seconds) + mean_seconds > most_seconds:
+        low, high = high, high * 2
+        if high > _MOST_SERVERS:
+            return None
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        if wait_p90_seconds(middle, load, mean_seconds) + mean_seconds > most_seconds:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -10,8 +10,7 @@ import msgspec
 from xxhash import xxh3_64_digest
 
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much
-from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
 
 
 class _Fields(RoutingFields, gc=False):

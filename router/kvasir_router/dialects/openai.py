@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_router.dialects.bounded_json import is_too_much
-from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields, is_too_much
 from kvasir_router.errors import RequestError
 
 END_OF_STREAM = b"data: [DONE]\n\n"

@@ -4,9 +4,8 @@ import msgspec
 from msgspec.structs import replace
 
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.bounded_json import BoundedDecoder, is_too_much
 from kvasir_router.dialects.chat import conversation_bytes
-from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields
+from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
 
 
 class _Fields(RoutingFields, gc=False):

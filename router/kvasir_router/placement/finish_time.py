@@ -6,8 +6,8 @@ A prefix that many ask for is computed once more where that pays. No request wou
 pay for the prefill, and all that come after it would gain. So each that goes where the prefix is cached, though another
 endpoint would be cheaper if it had the prefix too, adds to what has been lost for that prefix. The one with which the
 loss reaches the price, the prefill there for itself and for each stream that stands still meanwhile, is placed as if it
-were cached there. Whatever comes, no more than twice as much is lost as by who had known it (rent or buy: Karlin et al.
-1988).
+were cached there. While prices stay, no more than twice as much is lost as by who had known what comes (rent or buy:
+Karlin et al. 1988).
 """
 
 from collections import OrderedDict

@@ -14,8 +14,7 @@ from kvasir_http.connections import Connections
 from kvasir_http.http_protocol import BoundedHttpProtocol
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.relay.body import CLIENT_TIMES, Body, BodyBudget, ClientTimes
-from kvasir_router.relay.exchange import Exchange
-from kvasir_router.relay.response_writer import ResponseWriter
+from kvasir_router.relay.exchange import Exchange, ResponseWriter
 
 
 @dataclass(frozen=True)

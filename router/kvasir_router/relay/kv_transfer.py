@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from kvasir_router.config import KvTransferProtocolName
-from kvasir_router.dialects.bounded_json import body_of, members_of, with_member
-from kvasir_router.dialects.dialect import ABSENT, RoutingFields
+from kvasir_router.dialects.dialect import ABSENT, RoutingFields, body_of, members_of, with_member
 from kvasir_router.errors import KvTransferParamsError
 from kvasir_router.relay.upstream_pool import Origin
 

@@ -21,7 +21,6 @@ from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, 
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import PrefixIndex
-from kvasir_router.service.catalog import ModelCatalog
 from kvasir_router.service.health import Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.late_binding import LateBinding
@@ -32,7 +31,7 @@ from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.rebalancing import Rebalancing
-from kvasir_router.service.registry import Registry
+from kvasir_router.service.registry import ModelCatalog, Registry
 from kvasir_router.service.service import Service
 from kvasir_router.service.transfer_times import TransferTimes
 from kvasir_router.tuning import TUNING, Tuning

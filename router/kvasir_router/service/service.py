@@ -30,13 +30,12 @@ from kvasir_router.placement.placement import Placement, decode_leg_on
 from kvasir_router.placement.prefix_fetching import PrefixFetching, Written
 from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.catalog import ModelCatalog
 from kvasir_router.service.health import Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.rebalancing import Rebalancing
-from kvasir_router.service.registry import Endpoint, EndpointState, Registry
+from kvasir_router.service.registry import Endpoint, EndpointState, ModelCatalog, Registry
 
 if TYPE_CHECKING:
     from kvasir_router.service.following import Following  # large, and not every router has it

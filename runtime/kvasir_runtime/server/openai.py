@@ -3,6 +3,7 @@ answer, and POST /v1/completions, from text or token ids to what follows them.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -145,28 +146,27 @@ def _id_spelling(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
+def prompt_offsets(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
+    """Where a prompt's tokens begin in its text. A special token counts where the text has it: the tokenizer may have
+    added it.
+    """
+    tokens = TokenText(tokenizer, skip_special_tokens=False)
+    offsets, at = [], 0
+    for token_id in prompt.token_ids:
+        offsets.append(min(at, len(prompt.text)))
+        if token_id not in tokenizer.special_ids or prompt.text.startswith(tokenizer.token(token_id), at):
+            at += len(tokens.feed(token_id))
+    return offsets
+
+
 class TextOffsets:
     """Where the tokens of one sequence begin in its text, from delta to delta. A token without text of its own, which
     is hidden or a part of a character, begins where the next text does, and none begins behind the text's end.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, *, echoes: bool, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._prompt = prompt
         self._at = self._num_chars = len(prompt.text) if echoes else 0
         self._text = TokenText(tokenizer, skip_special_tokens=skip_special_tokens, context=prompt.token_ids)
-
-    def of_prompt(self) -> list[int]:
-        """A special token counts where the prompt's text has it: the tokenizer may have added it."""
-        text = self._prompt.text
-        tokens = TokenText(self._tokenizer, skip_special_tokens=False)
-        offsets, at = [], 0
-        for token_id in self._prompt.token_ids:
-            offsets.append(min(at, len(text)))
-            is_special = token_id in self._tokenizer.special_ids
-            if not is_special or text.startswith(self._tokenizer.token(token_id), at):
-                at += len(tokens.feed(token_id))
-        return offsets
 
     def of_delta(self, delta: SequenceDelta) -> list[int]:
         offsets = []
@@ -288,6 +288,7 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
     ) -> None:
         super().__init__(tokenizer, wishes, prompts, heading)
         self._offsets: dict[int, TextOffsets] = {}
+        self._prompt_offsets = cache(lambda number: prompt_offsets(tokenizer, prompts[number]))
         self._begun: set[int] = set()
 
     def skip(self, sequence: SequenceDelta) -> None:
@@ -342,12 +343,11 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
         if self.wishes.logprobs is None:
             return None
         token_ids, positions = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs)
-        text_offsets = self._offsets_of(delta.index)
-        offsets = text_offsets.of_delta(delta)
+        offsets = self._offsets_of(delta.index).of_delta(delta)
         if prompt is not None:
             prompt_positions = delta.prompt_logprobs or [None] * len(prompt.token_ids)
             token_ids, positions = prompt.token_ids + token_ids, prompt_positions + positions
-            offsets = text_offsets.of_prompt() + offsets
+            offsets = self._prompt_offsets(delta.index // self.wishes.num_returned) + offsets
         return self.formatter().completion(token_ids, positions, offsets)
 
     def _offsets_of(self, index: int) -> TextOffsets:

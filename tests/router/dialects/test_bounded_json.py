@@ -11,9 +11,16 @@ from tests.router.prefix_index.test_mixed import Parts
 from tests.router.prefix_index.test_tokens import card
 
 from kvasir_router import request
-from kvasir_router.dialects.bounded_json import MAX_ELEMENTS, SLICE_BYTES, BoundedDecoder, is_too_much
 from kvasir_router.dialects.chat import Chat
-from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields
+from kvasir_router.dialects.dialect import (
+    MAX_ELEMENTS,
+    SLICE_BYTES,
+    BoundedDecoder,
+    Dialect,
+    Prompt,
+    RoutingFields,
+    is_too_much,
+)
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 from kvasir_router.relay.kv_transfer import without_clients_params

@@ -267,3 +267,10 @@ def test_random_use_agrees_with_plain_lists() -> None:
 
 def held(blocks: list[int], asked: tuple[int, ...]) -> int:
     return next((number for number, block in enumerate(asked) if block not in blocks), len(asked))
+
+
+def test_prompts_that_begin_alike_call_their_beginning_the_same() -> None:
+    one, other = BlockHashes(330, (1, 2, 3, 4, 5)), BlockHashes(200, (1, 2, 3))
+    assert one.beginning(128) == other.beginning(128) == 2
+    assert one.beginning(320) == 5
+    assert one.beginning(0) is other.beginning(256) is None

@@ -10,10 +10,10 @@ import pytest
 from tests.router.prefix_index.test_tokens import Remembering, card, ids, words
 
 from kvasir_router.dialects.dialect import Prompt
-from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
+from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
-from kvasir_router.prefix_index.mixed import INLINE_BYTES, MixedIndex, Threads
+from kvasir_router.prefix_index.mixed import INLINE_BYTES, MixedIndex, MixedKey, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, PieceCache, PromptTokenizer
 
@@ -198,3 +198,10 @@ async def test_beyond_what_may_wait_a_prompt_is_not_done() -> None:
     assert await first is True
     assert (await threads.run(big, lambda: "done"), threads.num_refused) == ("done", 1)
     threads.close()
+
+
+async def test_a_beginning_has_the_name_of_its_last_block_by_tokens_or_else_by_bytes() -> None:
+    guessed = BlockHashes(64, (7,))
+    known = MixedKey(40, guessed, {16: (1, 2)})
+    assert [known.beginning(num) for num in (16, 32)] == [1, 2]
+    assert MixedKey(40, guessed, None).beginning(64) == known.beginning(64) == 7

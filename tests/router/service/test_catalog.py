@@ -1,7 +1,7 @@
 import pytest
 
 from kvasir_router.errors import UnknownModelError
-from kvasir_router.service.catalog import ModelCatalog
+from kvasir_router.service.registry import ModelCatalog
 
 
 def catalog(own: str | None = "tiny", *aliases: str, listed: frozenset[str] = frozenset()) -> ModelCatalog:

@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.service.circuit_breaker import CircuitBreaker, CircuitState
+from kvasir_router.service.in_flight_limits import CircuitBreaker, CircuitState
 
 
 def tripped(times: int = 1, now: float = 1000.0) -> CircuitBreaker:

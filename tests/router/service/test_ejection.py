@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvasir_router.service.circuit_breaker import CircuitState
-from kvasir_router.service.ejection import Ejection
+from kvasir_router.service.in_flight_limits import CircuitState, Ejection
 
 
 def fleet(num_endpoints: int) -> Ejection:

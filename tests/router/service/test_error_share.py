@@ -1,6 +1,6 @@
 import pytest
 
-from kvasir_router.service.ejection import ErrorShare
+from kvasir_router.service.in_flight_limits import ErrorShare
 
 
 def test_answers_and_errors_are_counted() -> None:

@@ -1,8 +1,7 @@
 """Ejection and slow start as endpoints feel them: by how many requests they may have in flight."""
 
 from kvasir_router.endpoints.address import Address, Role
-from kvasir_router.service.circuit_breaker import CircuitState
-from kvasir_router.service.in_flight_limits import InFlightLimits
+from kvasir_router.service.in_flight_limits import CircuitState, InFlightLimits
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import EndpointState, Registry

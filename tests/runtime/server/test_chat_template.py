@@ -186,6 +186,22 @@ def test_a_template_that_takes_lists_of_one_role_gets_text_of_the_other() -> Non
 
 
 @pytest.mark.parametrize(
+    ("arguments", "text", "value"),
+    [('{"x": 1}', '{"x": 1}', '{"x": 1}'), ({"x": 1}, '{"x":1}', '{"x": 1}'), (None, "{}", "{}"), ("", "{}", "{}")],
+)
+def test_arguments_are_an_object_and_its_text_however_they_are_sent(arguments: Any, text: str, value: str) -> None:
+    source = "{% set a = messages[0].tool_calls[0].function.arguments %}{{ '' + a }} {{ a | tojson }}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert render(source, [CALLING | {"tool_calls": [call]}]) == f"{text} {value}"
+
+
+def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> None:
+    refusal = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
+    source = f"{refusal}{{% for m in messages %}}{LOOP}{{% endfor %}}"
+    assert render(source, [{"role": "system", "content": "be brief"}, LISTED]) == "be briefonetwo"
+
+
+@pytest.mark.parametrize(
     ("source", "role"),
     [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
 )
