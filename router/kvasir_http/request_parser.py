@@ -17,7 +17,14 @@ class RequestParser:
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
-        self._parser = _new_parser(protocol)
+        self._use(_new_parser(protocol))
+
+    def _use(self, parser: httptools.HttpRequestParser) -> None:
+        """What every request asks of it is asked without this class between."""
+        self._parser = parser
+        self.get_method = parser.get_method
+        self.get_http_version = parser.get_http_version
+        self.should_keep_alive = parser.should_keep_alive
 
     @property
     def is_upgrade_ignored(self) -> bool:
@@ -43,7 +50,7 @@ class RequestParser:
     def _read_body(self) -> None:
         framing = [b"%s: %s\r\n" % line for line in self._protocol.headers if line[0] in _FRAMING]
         callbacks = _AfterHead(self._protocol)
-        self._parser = _new_parser(callbacks)
+        self._use(_new_parser(callbacks))
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
         callbacks.is_past_head = True
 

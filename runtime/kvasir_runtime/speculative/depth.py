@@ -25,7 +25,7 @@ PLAIN_INTERVAL = 128
 """Steps with drafts after which one without is timed again."""
 TRIAL_STEPS = TIMINGS + 2
 """The first makes drafts and has none to verify."""
-FEWEST_STEPS_BETWEEN_TRIALS, MOST_STEPS_BETWEEN_TRIALS = 512, 1 << 14
+FEWEST_STEPS_BETWEEN_TRIALS, MOST_STEPS_BETWEEN_TRIALS = 128, 1 << 14
 """Without drafts; doubled until they pay."""
 STEPS_WITH_PROMPTS = 16
 """In a row, after which no others are waited for: they differ too much to be compared with the rest."""
