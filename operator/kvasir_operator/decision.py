@@ -28,13 +28,20 @@ from kvasir_operator.groups.restart import (
     restart_gracefully,
     take_apart,
 )
-from kvasir_operator.kube.kinds import KubeObject, ObjectKey
+from kvasir_operator.kube.kinds import KubeObject, ObjectKey, object_key
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import group_of, replicas_of
 from kvasir_operator.observe.waiting import Waiting
-from kvasir_operator.rollout.children import GoingGroups, kept_children, kept_router, scales, weight_removals
-from kvasir_operator.rollout.observed import ObservedWorkload, observe_workloads
+from kvasir_operator.rollout.children import (
+    GoingGroups,
+    kept_children,
+    kept_router,
+    needed_children,
+    scales,
+    weight_removals,
+)
+from kvasir_operator.rollout.observed import ObservedWorkload, lost_workloads, observe_workloads
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.scale_down import Shrink, Work, find_shrinks, going
 from kvasir_operator.rollout.workload import WorkloadKey
@@ -44,18 +51,24 @@ _NO_WORK: Work = MappingProxyType({})
 
 @dataclass(frozen=True)
 class RolloutStep:
-    """Where the rollout goes next, and what was observed of it."""
+    """Where the rollout goes next, and what was observed of it.
+
+    needed: children that pods of former revisions need. missing: of these, what is neither there nor in the spec.
+    """
 
     workloads: Sequence[ObservedWorkload]
     rollout: RolloutPlan
     shrinks: list[Shrink]
+    needed: frozenset[ObjectKey] = frozenset()
+    missing: tuple[KubeObject, ...] = ()
 
 
 @dataclass(frozen=True)
 class Decision:
     """What a pass has decided. `is_rolling`: there are workloads of former revisions.
 
-    problems: of groups. retry_seconds: when one of them may be restarted; None: nothing waits for that.
+    problems: of groups, and of former revisions. retry_seconds: when a group may be restarted; None: nothing waits for
+        that.
     """
 
     plan: Plan
@@ -71,7 +84,7 @@ class Decision:
         is not."""
         actions = self.plan.applies if self.is_rolling else ()
         made = [action for action in actions if action.cause is Cause.CREATED]
-        own = [each.key for each in made if REVISION_LABEL in each.obj["metadata"]["labels"]]
+        own = [each.key for each in made if each.workload[1] == self.rollout.revision]
         former = [each.key for each in self.plan.deletes if each.revision not in (None, self.rollout.revision)]
         return self.plan.without([*own, *former])
 
@@ -85,7 +98,10 @@ def next_step(wanted: DesiredService, observed: Observed, owner_uid: str, now: s
         [each.workload for each in workloads],
         wanted.blocked,
     )
-    return RolloutStep(workloads, rollout, find_shrinks(rollout, workloads))
+    needed = needed_children(rollout, workloads, wanted.service)
+    seen = {*wanted.keys, *map(object_key, observed.children)} if needed else set()
+    missing = tuple(child for key, child in needed.items() if key not in seen)
+    return RolloutStep(workloads, rollout, find_shrinks(rollout, workloads), frozenset(needed), missing)
 
 
 def decide(
@@ -105,13 +121,13 @@ def decide(
     groups = _wanted_groups(wanted, replicas, observed, workloads, going_groups, restarts, now)
     current = CurrentRevision(rollout.revision, rollout.number, replicas, rollout.traffic_weight, groups)
     plan = make_plan(
-        map(stamped, wanted.objects(current)),
+        map(stamped, [*wanted.objects(current), *step.missing]),
         observed.children,
         obj,
         scales(rollout, workloads, going_groups),
         weight_removals(rollout, workloads, observed.children),
         tuple(each.restart for each in restarts.values() if each.restart is not None),
-        _kept(wanted, rollout, workloads, observed, gateway),
+        step.needed | _kept(wanted, rollout, workloads, observed, gateway),
     )
     is_rolling = any(each.workload.key.revision != wanted.revision for each in workloads)
     return Decision(
@@ -122,6 +138,7 @@ def decide(
         (
             *group_problems([group for each in workloads for group in each.groups], now),
             *removed_sets(observed.pods, wanted.group_kind),
+            *lost_workloads(observed.pods, workloads, wanted.revision, obj["metadata"]["creationTimestamp"]),
         ),
         min((each.retry_seconds for each in restarts.values() if each.retry_seconds is not None), default=None),
     )

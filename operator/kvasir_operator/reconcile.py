@@ -48,7 +48,7 @@ from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
 from kvasir_operator.observe.model_names import GatewayState
-from kvasir_operator.observe.observe import Observed, observe
+from kvasir_operator.observe.observe import Observed, named, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
@@ -154,6 +154,8 @@ class Reconciler:
         gateway = await self._gateway.state_of(obj)
         now = self._now()
         step = next_step(wanted, observed, obj["metadata"]["uid"], now)
+        if step.missing:
+            observed = observed.with_children(await named(self._client, key.namespace, map(object_key, step.missing)))
         work = await read_shrinking(step.shrinks, self._read_work)
         foreign = self._foreign_writes.setdefault(key, ForeignWrites(self._client, self._clock))
         decision = decide(wanted, observed, obj, step, gateway, now, work)

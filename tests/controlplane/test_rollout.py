@@ -128,6 +128,10 @@ def test_a_revision_that_cannot_start_leaves_what_serves_alone(control_plane: Co
     assert replicas(control_plane, namespace) == {old: 2, new: 1}
     assert num_ready(control_plane, namespace) == 2
     assert conditions(get_service(control_plane, namespace))["Progressing"] == ("False", "RolloutHalted")
+    control_plane.request("delete", path_of(SERVICE, namespace, old))
+    settle(control_plane, namespace)
+    assert engines(control_plane, namespace, SERVICE).keys() == {old, new}
+    assert num_ready(control_plane, namespace) == 2
     deploy(control_plane, namespace)
     assert replicas(control_plane, namespace) == {old: 2, new: 0}
 

@@ -22,7 +22,17 @@ from kvasir_operator.desired.objects import CurrentRevision, DesiredService, des
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.groups.record import RESTARTS, RestartRecord
 from kvasir_operator.groups.restart import RESTARTED_AT
-from kvasir_operator.kube.kinds import GROUP_KINDS, LEADER_WORKER_SET, STATEFUL_SET, KubeObject, ObjectKey
+from kvasir_operator.kube.kinds import (
+    GROUP_KINDS,
+    LEADER_WORKER_SET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    STATEFUL_SET,
+    Kind,
+    KubeObject,
+    ObjectKey,
+    object_key,
+)
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.settings import OperatorSettings
 
@@ -264,6 +274,42 @@ def test_a_group_keeps_its_name_while_its_leader_is_leaving(led: DesiredService)
     del pods[1]["metadata"]["deletionTimestamp"]
     made = [action.key for action in decision(led, gone, pods).plan.applies]
     assert [key.name.rpartition("-")[2] for key in made if key.kind == LEADER_WORKER_SET] == ["1", "2"]
+
+
+@pytest.fixture
+def single(make_service: MakeService) -> DesiredService:
+    """The service of `wanted` after a change: pods are replicas by themselves, with an account of somebody else's."""
+    changed = make_service(uid="uid-1", replicas=2, pod={"serviceAccountName": "theirs"})
+    return desired_service(changed, SETTINGS)
+
+
+@pytest.mark.parametrize("kind", [STATEFUL_SET, LEADER_WORKER_SET], ids=str)
+def test_what_groups_of_a_former_revision_need_is_made_again_as_it_was(
+    wanted: DesiredService, single: DesiredService, kind: Kind
+) -> None:
+    former, pods = live(replace(wanted, group_kind=kind), 0, 1), pods_of(wanted, 0, 1)
+    names = {f"llama-serve-{wanted.revision}", "llama-engine"} | (
+        {"llama-serve-ranks"} if kind == STATEFUL_SET else set()
+    )
+    kinds = (SERVICE.kind, SERVICE_ACCOUNT.kind)
+    needed = {object_key(each): each for each in former if each["kind"] in kinds and each["metadata"]["name"] in names}
+    assert len(needed) == len(names)
+    left = tuple(each for each in former if object_key(each) not in needed)
+    made = {action.key: action.obj for action in decision(single, left, pods).plan.applies}
+    assert {key: stored(made[key], uid=f"uid-{key.name}") for key in needed} == needed
+    assert not needed.keys() & {each.key for each in decision(single, former, pods).plan.deletes}
+
+
+def test_a_group_of_a_former_revision_that_was_deleted_is_named_while_it_has_pods(
+    wanted: DesiredService, single: DesiredService
+) -> None:
+    pods = pods_of(wanted, 0, 1)
+    [problem] = decision(single, live(wanted, 0), pods).problems
+    assert problem.reason == "WorkloadDeleted"
+    assert f"{group_name('llama', 'serve', wanted.revision, 1)} of a former revision" in problem.message
+    for pod in pods:
+        pod["metadata"]["creationTimestamp"] = "2026-11-20T09:59:59Z"  # of a service before this one
+    assert decision(single, (), pods).problems == ()
 
 
 def test_where_leader_worker_sets_were_removed_stateful_sets_take_their_place_and_the_status_says_so(

@@ -411,6 +411,69 @@ def test_a_canary_that_is_taken_back_gets_requests_by_its_pods_from_then_on() ->
     assert ("patch", "Service llama-serve-cccccccccc") not in kube.writes
 
 
+class RefusingRevision(MemoryKube):
+    """A service whose new spec has a typo that the API server refuses, while a pod of the former revision serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects = changed_service().objects
+        [self.former] = [name for kind, _, name in self.objects if kind == "Deployment" and "serve" in name]
+        serving, former = pod("serving"), self.objects[("Deployment", "models", self.former)]
+        serving["metadata"]["labels"] = former["spec"]["template"]["metadata"]["labels"]
+        self.objects[("Pod", "models", "serving")] = serving
+
+    async def apply(self, obj: dict[str, Any], *args: Any) -> dict[str, Any]:
+        if obj["kind"] == "Deployment":
+            raise ObjectRefusedError("no such field", 422)
+        return await super().apply(obj, *args)
+
+    def pass_over(self) -> None:
+        with pytest.raises(ChildrenRefusedError):
+            reconcile(self)
+
+    @property
+    def service(self) -> tuple[str, str, str]:
+        return "Service", "models", self.former
+
+    @property
+    def events(self) -> dict[str, str]:
+        """Messages by reason."""
+        return {obj["reason"]: obj["message"] for (kind, *_), obj in self.objects.items() if kind == EVENT.kind}
+
+
+def test_the_service_of_a_revision_that_still_serves_is_made_again() -> None:
+    kube = RefusingRevision()
+    kube.pass_over()
+    made = kube.objects.pop(kube.service)
+    kube.pass_over()
+    assert kube.objects[kube.service]["spec"] == made["spec"]
+    assert kube.objects[kube.service]["metadata"]["labels"] == made["metadata"]["labels"]
+    assert f"Service {kube.former}" in kube.events["Created"]
+    kube.writes.clear()
+    kube.pass_over()
+    assert not [name for verb, name in kube.writes if "Service " in name and verb != "apply status"]
+
+
+def test_what_somebody_else_has_made_under_the_name_of_a_former_service_is_left_alone() -> None:
+    kube = RefusingRevision()
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": kube.former, "namespace": "models", "uid": "x"},
+    }
+    kube.objects[kube.service] = theirs
+    kube.pass_over()
+    assert kube.objects[kube.service] == theirs
+    assert f"Service {kube.former} exists and belongs to somebody else" in str(stored_status(kube)["conditions"])
+
+
+def test_a_former_workload_that_is_deleted_cannot_be_made_again_and_an_event_says_so() -> None:
+    kube = RefusingRevision()
+    del kube.objects[("Deployment", "models", kube.former)]
+    kube.pass_over()
+    assert kube.events["WorkloadDeleted"].startswith(f"{kube.former} of a former revision was deleted")
+
+
 def secret_of(kube: MemoryKube) -> dict[str, Any]:
     return kube.objects[("Secret", "models", "llama-router")]
 

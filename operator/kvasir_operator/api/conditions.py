@@ -28,6 +28,7 @@ class Reason(StrEnum):
     """Reasons of all conditions."""
 
     INVALID_SPEC = "InvalidSpec"
+    WORKLOAD_DELETED = "WorkloadDeleted"
     ADMISSION_FAILED = "AdmissionFailed"
     APPLY_FAILED = "ApplyFailed"
     FIELDS_CONTESTED = "FieldsContested"
@@ -107,6 +108,7 @@ DOWNLOAD_FAILURES: Final = (
 # Worst first: of several reasons for one condition the first of all these is shown.
 _FAILURES: Final = (
     Reason.INVALID_SPEC,
+    Reason.WORKLOAD_DELETED,
     Reason.ADMISSION_FAILED,
     Reason.APPLY_FAILED,
     Reason.FIELDS_CONTESTED,

@@ -1,14 +1,23 @@
 """The full set of children of one service: those that all revisions share, and the current revision's workloads.
 
 A child is changed in its builder under resources/; here is only which children there are. Workloads of former revisions
-are not among them: they stay as they were made until rollout/ lets them go.
+are not among them: they stay as they were made until rollout/ lets them go, and what else their pods need can be made
+again without the spec of theirs.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvasir_operator.api.labels import REVISION_NUMBER, group_name, leader_worker_set_name, workload_name
+from kvasir_operator.api.labels import (
+    REVISION_LABEL,
+    REVISION_NUMBER,
+    ROLE_LABEL,
+    engine_name,
+    group_name,
+    leader_worker_set_name,
+    workload_name,
+)
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
@@ -16,12 +25,15 @@ from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, un
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
+    GROUP_KINDS,
     LEADER_WORKER_SET,
     SERVICE,
     STATEFUL_SET,
     Kind,
+    KubeObject,
     ObjectKey,
     object_key,
+    pod_template,
 )
 from kvasir_operator.resources.engine_deployment import engine_deployment
 from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
@@ -32,6 +44,7 @@ from kvasir_operator.resources.router_deployment import router_deployment
 from kvasir_operator.resources.router_secret import router_secret
 from kvasir_operator.resources.service_accounts import (
     engine_service_account,
+    own_engine_service_account,
     router_role_binding,
     router_service_account,
 )
@@ -110,7 +123,10 @@ class DesiredService:
 
     def _revised(self, current: CurrentRevision) -> list[Manifest]:
         service, settings = self.service, self.settings
-        services = [engine_service(service, role, current.name, current.traffic_weight) for role in self.roles]
+        services = [
+            engine_service(service, role.name, current.name, current.traffic_weight, is_grouped=role.is_grouped)
+            for role in self.roles
+        ]
         workloads = [each for role in self.roles for each in _workloads(service, role, settings, current)]
         return [*services, *workloads]
 
@@ -149,6 +165,18 @@ def desired_service(
     )
 
 
+def children_of_former(service: InferenceService, workload: KubeObject) -> list[Manifest]:
+    """What pods of a former revision need beside their workload, by its template; some is the current one's too."""
+    kind, template = object_key(workload).kind, pod_template(workload)
+    role, revision = (template["metadata"]["labels"][label] for label in (ROLE_LABEL, REVISION_LABEL))
+    children = [engine_service(service, role, revision, None, is_grouped=kind in GROUP_KINDS)]
+    if kind == STATEFUL_SET:
+        children.append(rendezvous_service(service, role))
+    if template["spec"].get("serviceAccountName") == engine_name(service.name):
+        children.append(own_engine_service_account(service))
+    return children
+
+
 def desired_objects(service: InferenceService, settings: OperatorSettings) -> list[Manifest]:
     """All children as a cluster without any of them gets them, in the order in which they are applied."""
     wanted = desired_service(service, settings)
@@ -168,7 +196,7 @@ def _shared(
         *(router_role_binding(service, router, settings) for router in routers),
         *(router_service(service) for _ in routers),
         *(router_peers_service(service) for _ in routers),
-        *(rendezvous_service(service, role) for role in roles),
+        *(rendezvous_service(service, role.name) for role in roles if role.is_grouped),
         *network_policies(service, settings),
         *(pod_disruption_budget(service, role) for role in all_roles),
         *(pod_monitor(service, role, settings) for role in all_roles if with_pod_monitors),

@@ -64,9 +64,15 @@ async def observe(
     children = [child for listed in lists for child in listed]
     unseen = set(wanted) - {object_key(child) for child in children}
     # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
-    by_name = await asyncio.gather(*(client.get(missing.kind, key.namespace, missing.name) for missing in unseen))
+    by_name = await named(client, key.namespace, unseen)
     events = await _pod_events(client, key.namespace, pods_to_ask(pods))
-    return Observed((*children, *(found for found in by_name if found is not None)), tuple(pods), events)
+    return Observed((*children, *by_name), tuple(pods), events)
+
+
+async def named(client: KubeClient, namespace: str, keys: Iterable[ObjectKey]) -> list[KubeObject]:
+    """Those that are there."""
+    found = await asyncio.gather(*(client.get(each.kind, namespace, each.name) for each in keys))
+    return [obj for obj in found if obj is not None]
 
 
 async def _lists(client: KubeClient, key: ServiceKey, kinds: Iterable[Kind]) -> list[Sequence[KubeObject]]:

@@ -28,6 +28,10 @@ def engine_service_account(service: InferenceService, roles: Iterable[EngineRole
     """One for all engine roles; None where each of them names an account of somebody else's."""
     if all(role.pod.service_account_name for role in roles):
         return None
+    return own_engine_service_account(service)
+
+
+def own_engine_service_account(service: InferenceService) -> dict[str, Any]:
     return _service_account(service, labels.engine_name(service.name), role=None)
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 from kvasir_operator.api import labels
 from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.metadata import metadata
 
 PEERS_FLAG: Final = "--peers"
@@ -48,34 +47,32 @@ def router_peers_flags(service: InferenceService) -> list[str]:
 
 
 def engine_service(
-    service: InferenceService, role: EngineRole, revision: str, traffic_weight: int | None
+    service: InferenceService, role: str, revision: str, traffic_weight: int | None, *, is_grouped: bool
 ) -> dict[str, Any]:
     """Of an engine role and revision: its EndpointSlices show the router which pods are ready.
 
-    `traffic_weight`: per cent of the requests for this revision; None: its part by the router's policy. Of a group of
-    pods it has only the one that takes requests.
+    `traffic_weight`: per cent of the requests for this revision; None: its part by the router's policy. Where replicas
+    are groups of pods it has only the one of each that takes requests.
 
     Labels go on to the EndpointSlices, where the router reads them; annotations would not. The weight is both: without
     the label alone a revision that is weighed would pass for one that was let go on.
     """
-    name = labels.workload_name(service.name, role.name, revision)
-    leader = {labels.RANK_LABEL: "0"} if role.is_grouped else {}
+    name = labels.workload_name(service.name, role, revision)
+    leader = {labels.RANK_LABEL: "0"} if is_grouped else {}
     weight = {} if traffic_weight is None else {labels.TRAFFIC_WEIGHT: str(traffic_weight)}
-    described = metadata(service, name, role.name, {labels.REVISION_LABEL: revision, **weight})
+    described = metadata(service, name, role, {labels.REVISION_LABEL: revision, **weight})
     described |= {"annotations": weight} if weight else {}
-    selector = {**labels.revision_selector(service.name, role.name, revision), **leader}
+    selector = {**labels.revision_selector(service.name, role, revision), **leader}
     return _headless(described, selector, "http", labels.ENGINE_HTTP_PORT, names_unready=False, **_DUAL_STACK)
 
 
-def rendezvous_service(service: InferenceService, role: EngineRole) -> dict[str, Any] | None:
-    """Names the pods of all of a role's groups in DNS, before they are ready; None for a role without groups.
+def rendezvous_service(service: InferenceService, role: str) -> dict[str, Any]:
+    """Names the pods of all of a role's groups in DNS, before they are ready.
 
     Its EndpointSlices show unready pods, and followers, as ready: by its own role label routers pass them over.
     """
-    if not role.is_grouped:
-        return None
-    described = metadata(service, labels.rendezvous_name(service.name, role.name), labels.ROLE_RENDEZVOUS)
-    selector, port = labels.role_selector(service.name, role.name), labels.ENGINE_RENDEZVOUS_PORT
+    described = metadata(service, labels.rendezvous_name(service.name, role), labels.ROLE_RENDEZVOUS)
+    selector, port = labels.role_selector(service.name, role), labels.ENGINE_RENDEZVOUS_PORT
     return _headless(described, selector, "rendezvous", port, names_unready=True, **_DUAL_STACK)
 
 

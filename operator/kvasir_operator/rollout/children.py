@@ -1,14 +1,17 @@
 """What a rollout means for the children of former revisions: which are scaled, which stay, which are deleted.
 
-They are not rendered again, so only `spec.replicas` of their Deployments and groups is ever written, and a
-canary's weight taken off its Service. A Service stays while its workload has pods: routers find them by it.
+Their workloads are not rendered again, so only `spec.replicas` of their Deployments and groups is ever written, and a
+canary's weight taken off its Service. A Service stays while its workload has pods, and is made again where somebody
+deletes it: routers find them by it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.api.model import InferenceService
 from kvasir_operator.apply.plan import RemoveWeight, Scale
+from kvasir_operator.desired.objects import Manifest, children_of_former
 from kvasir_operator.groups.group import chosen_indexes
 from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
@@ -56,6 +59,20 @@ def weight_removals(
     }
     services = (child for child in children if object_key(child).kind == SERVICE)
     return tuple(RemoveWeight.of(service) for service in services if service["metadata"]["name"] in weighed)
+
+
+def needed_children(
+    plan: RolloutPlan, workloads: Iterable[ObservedWorkload], service: InferenceService
+) -> dict[ObjectKey, Manifest]:
+    """What pods of former revisions need, as it would be made now; none of pods that an earlier operator made."""
+    found: dict[ObjectKey, Manifest] = {}
+    for each in workloads:
+        workload = each.workload
+        is_former = workload.key.revision != plan.revision
+        if is_former and workload.num_held and not _is_left_by_all(plan, workload):
+            children = {object_key(child): child for child in children_of_former(service, each.objects[0])}
+            found |= children if ObjectKey(SERVICE, each.service_name) in children else {}
+    return found
 
 
 def kept_children(

@@ -153,6 +153,43 @@ def _observed_workload(
     return replace(found, workload=replace(workload, trouble=trouble))
 
 
+def lost_workloads(
+    pods: Iterable[KubeObject], workloads: Iterable[ObservedWorkload], revision: str, since: str
+) -> list[Waiting]:
+    """Of former revisions, while their pods go: whoever deletes one takes its template away.
+
+    `revision`: the current one. `since`: when the service was created, as pods may be of one before it.
+    """
+    former = [pod for pod in pods if _is_of_former(pod, revision, since)]
+    if not former:
+        return []
+    held = {pod["metadata"]["name"] for each in workloads for pod in each.pods if _is_held(pod, each)}
+    lost = {_own_name(pod["metadata"]["labels"]) for pod in former if pod["metadata"]["name"] not in held}
+    again = (
+        "of a former revision was deleted, and cannot be made again: for its pods, apply the spec that it was made from"
+    )
+    return [Waiting(Reason.WORKLOAD_DELETED, f"{', '.join(sorted(lost))} {again}")] if lost else []
+
+
+def _is_of_former(pod: KubeObject, revision: str, since: str) -> bool:
+    metadata = pod["metadata"]
+    pod_labels = metadata.get("labels", {})
+    is_former = pod_labels.get(REVISION_LABEL, revision) != revision
+    return is_former and pod_labels.get(ROLE_LABEL) in ENGINE_ROLES and metadata["creationTimestamp"] >= since
+
+
+def _is_held(pod: KubeObject, workload: ObservedWorkload) -> bool:
+    """Whether what makes the pod, of a group the object of its own, is there to stay."""
+    group = pod["metadata"]["labels"].get(GROUP_LABEL)
+    return any(group in (None, obj["metadata"]["name"]) and not is_terminating(obj) for obj in workload.objects)
+
+
+def _own_name(pod_labels: Mapping[str, str]) -> str:
+    """Of the object that makes the pod."""
+    name = workload_name(pod_labels[SERVICE_LABEL], pod_labels[ROLE_LABEL], pod_labels[REVISION_LABEL])
+    return pod_labels.get(GROUP_LABEL, name)
+
+
 def num_replicas(objects: Iterable[KubeObject]) -> int:
     """Which a Deployment, or the groups of a role's revision, are to have."""
     return sum(_num_replicas(each) for each in objects)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.resources.engine_group import engine_group
 from kvasir_operator.resources.services import engine_service, rendezvous_service
@@ -67,8 +68,7 @@ def test_its_label_names_it_and_its_pods_and_those_of_no_other_group_are_selecte
 
 def test_pods_have_names_in_dns_before_they_are_ready(staged: InferenceService) -> None:
     [role] = engine_roles(staged, SETTINGS.defaults)
-    service = rendezvous_service(staged, role)
-    assert service is not None
+    service = rendezvous_service(staged, role.name)
     spec, labels = service["spec"], render(staged)["spec"]["template"]["metadata"]["labels"]
 
     assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
@@ -78,20 +78,19 @@ def test_pods_have_names_in_dns_before_they_are_ready(staged: InferenceService) 
 
 def test_routers_see_the_first_pod_and_pass_over_the_service_for_the_rendezvous(staged: InferenceService) -> None:
     [role] = engine_roles(staged, SETTINGS.defaults)
-    selector = engine_service(staged, role, REVISION, None)["spec"]["selector"]
-    rendezvous = rendezvous_service(staged, role)
-    assert rendezvous is not None
+    selector = engine_service(staged, role.name, REVISION, None, is_grouped=True)["spec"]["selector"]
+    rendezvous = rendezvous_service(staged, role.name)
 
     assert selector["apps.kubernetes.io/pod-index"] == "0"
     assert rendezvous["metadata"]["labels"]["serving.kvasir.dev/role"] not in ("serve", "prefill", "decode")
 
 
 def test_a_pod_that_is_a_replica_by_itself_has_nothing_of_this(make_service: MakeService) -> None:
-    service = make_service(parallelism={"tensor": 2})
-    [role] = engine_roles(service, SETTINGS.defaults)
+    services = desired_objects(make_service(parallelism={"tensor": 2}), SETTINGS)
+    named = {each["metadata"]["name"]: each for each in services if each["kind"] == "Service"}
+    [engines] = [each for name, each in named.items() if name.startswith("llama-serve-")]
 
-    assert rendezvous_service(service, role) is None
-    assert "apps.kubernetes.io/pod-index" not in engine_service(service, role, REVISION, None)["spec"]["selector"]
+    assert "apps.kubernetes.io/pod-index" not in engines["spec"]["selector"]
 
 
 def test_names_leave_room_for_what_kubernetes_adds(make_service: MakeService) -> None:

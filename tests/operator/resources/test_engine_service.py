@@ -14,7 +14,8 @@ SETTINGS = OperatorSettings()
 
 
 def render(service: InferenceService, revision: str = "aaaaaaaaaa", weight: int | None = None) -> dict[str, Any]:
-    return engine_service(service, engine_roles(service, SETTINGS.defaults)[0], revision, weight)
+    [role, *_] = engine_roles(service, SETTINGS.defaults)
+    return engine_service(service, role.name, revision, weight, is_grouped=role.is_grouped)
 
 
 def test_it_selects_the_pods_of_its_revision_alone(make_service: MakeService) -> None:
