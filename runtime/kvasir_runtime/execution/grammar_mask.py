@@ -52,17 +52,18 @@ class Followed:
                 self.is_broken |= token_id not in self.sampling.stop_token_ids and not self.matcher.is_complete
                 self.matcher = None
 
-    def fill(self, lines: NDArray[np.int32], drafts: list[int]) -> None:
-        """What may be drawn now, and behind each of the drafts that may be; behind others nothing is kept."""
+    def fill(self, lines: NDArray[np.int32], drafts: list[int]) -> int:
+        """What may be drawn now, and behind each of the drafts that may be; how many those are."""
         lines[:] = ALL_ALLOWED
         if self.matcher is None:
-            return
+            return len(drafts)
         valid = drafts[: self.matcher.num_valid([token_id for token_id in drafts if token_id >= 0])]
         for number, line in enumerate(lines[: len(valid) + 1]):
             if number:
                 self.matcher.accept([valid[number - 1]])
             self._fill_line(self.matcher, line, self.num_outputs + number)
-        self.matcher.go_back(min(len(valid), len(lines) - 1))
+        self.matcher.go_back(len(valid))
+        return len(valid)
 
     def _fill_line(self, matcher: Matcher, line: NDArray[np.int32], num_outputs: int) -> None:
         """A grammar that can only end does so before min_tokens as well."""
@@ -132,12 +133,25 @@ class GrammarMask(StepFeature):
         positions = step.positions
         masks = np.full((positions.num_positions, self._num_words), ALL_ALLOWED)
         firsts = np.searchsorted(positions.host_sequences, np.arange(len(positions.host_rows) + 1))
+        cuts = []
         for number, row in enumerate(positions.host_rows.tolist()):
             if row in arrays:
-                followed, (num_known, token_ids, drafts) = self._followed[row], arrays[row]
                 lines = masks[firsts[number] : firsts[number + 1]]
-                self._fill(followed, lines, token_ids[: int(num_known) - followed.num_known].tolist(), drafts.tolist())
+                num_known, token_ids, drafts = arrays[row]
+                followed, own = self._followed[row], drafts[: len(lines) - 1].tolist()
+                num_allowed = self._fill(followed, lines, token_ids[: num_known - followed.num_known].tolist(), own)
+                if num_allowed < len(own):
+                    cuts.append((row, num_allowed))
+        self._cut_drafts(cuts)
         return masks
+
+    def _cut_drafts(self, cuts: list[tuple[int, int]]) -> None:
+        """From the first that may not be: what a grammar forbids was never proposed."""
+        if cuts:
+            index, first = self._transfers.upload(np.array(cuts, dtype=np.int64).T.copy())[0]
+            drafts = self._rows.drafts[index]
+            column = torch.arange(drafts.shape[1], device=drafts.device)
+            self._rows.drafts[index] = drafts.masked_fill(column >= first.unsqueeze(1), -1)
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
         """The rows whose answers do not follow their grammars."""
@@ -162,13 +176,14 @@ class GrammarMask(StepFeature):
         matcher = None if source.matcher is None else source.matcher.copy()
         return replace(source, matcher=matcher, sampling=sampling)
 
-    def _fill(self, followed: Followed, lines: NDArray[np.int32], new_tokens: list[int], drafts: list[int]) -> None:
+    def _fill(self, followed: Followed, lines: NDArray[np.int32], new_tokens: list[int], drafts: list[int]) -> int:
         try:
             followed.accept(new_tokens)
-            followed.fill(lines, drafts[: len(lines) - 1])
+            return followed.fill(lines, drafts)
         except GrammarError as error:
             _give_up(followed, error)
             lines[:] = ALL_ALLOWED
+            return len(drafts)
 
 
 def _give_up(followed: Followed, error: KvasirRuntimeError) -> None:

@@ -13,7 +13,7 @@ from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.dialects.text_prompts import Tokenize
 from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.placement import LocalPrefill, Placement, leg_on
-from kvasir_router.prefix_index.approximate import BYTES_PER_BLOCK, PrefixMemory
+from kvasir_router.prefix_index.approximate import BYTES_PER_BLOCK
 from kvasir_router.prefix_index.index import PrefixKey
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
@@ -47,9 +47,12 @@ def clock() -> StandingClock:
 
 @pytest.fixture
 def factory(clock: StandingClock) -> ServiceFactory:
-    """Its services may guess twenty blocks to be cached, all together."""
-    limits, memory = TenantLimits(None, None, lambda: None), PrefixMemory(20 * BYTES_PER_BLOCK)
-    return ServiceFactory(CONFIG, None, limits, DecisionLog(), None, Tuning(clock=clock), memory)  # type: ignore[arg-type]
+    """Its services may guess twenty blocks to be cached, all together: guesses get an eighth of the memory."""
+    limits, tuning = (
+        TenantLimits(None, None, lambda: None),
+        Tuning(clock=clock, memory_limit_bytes=160 * BYTES_PER_BLOCK),
+    )
+    return ServiceFactory(CONFIG, None, limits, DecisionLog(), None, tuning)  # type: ignore[arg-type]
 
 
 @pytest.fixture
