@@ -113,6 +113,7 @@ class GrammarMask(StepFeature):
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Fetch what was drawn since, and the drafts, before the step's own kernels."""
+        self._download = None  # of a step that failed
         sampled = plan.rows[plan.samples].tolist()
         self._asked = [row for row in sampled if row in self._followed]
         if self._asked:

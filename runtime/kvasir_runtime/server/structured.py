@@ -142,7 +142,7 @@ def _wanted_schema(field: str, schema: Any, *, any_whitespace: bool = True) -> W
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"{field}: the schema is no JSON: {error}", field) from error
     make = partial(json_schema_grammar, schema, any_whitespace=any_whitespace)
     return _wanted(field, f"schema {any_whitespace}", schema, make)
@@ -186,6 +186,9 @@ class Grammars:
         with self._making:
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary(self._tokenizer, vocab_size)
-        grammar = wanted.make()
-        self._vocabulary.matcher(grammar)
+        try:
+            grammar = wanted.make()
+            self._vocabulary.matcher(grammar)
+        except ValueError as error:  # of llguidance: what is no JSON (NaN) or no Unicode
+            raise GrammarError(str(error)) from error
         return grammar
