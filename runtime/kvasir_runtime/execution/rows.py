@@ -39,6 +39,8 @@ class Trait:
     MIN_TOKENS = 32
     LOGPROBS = 64
     PROMPT_LOGPROBS = 128
+    NUCLEUS = 512
+    """top_p without top_k: what it keeps depends on all tokens."""
 
     ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
 
@@ -147,6 +149,7 @@ def _traits(sampling: SamplingParams, vocab_size: int) -> int:
         Trait.RANDOM: is_random,
         Trait.TOP_K: is_random and has_top_k,
         Trait.TOP_P: is_random and sampling.top_p < 1.0,
+        Trait.NUCLEUS: is_random and sampling.top_p < 1.0 and not has_top_k,
         Trait.PENALTIES: any(penalties),
         Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),
         Trait.MIN_TOKENS: sampling.min_tokens > 0 and any(0 <= token < vocab_size for token in sampling.stop_token_ids),
