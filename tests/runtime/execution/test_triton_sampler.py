@@ -76,8 +76,9 @@ def test_draws_are_the_twins(kind: str, dtype: torch.dtype, assert_equal: Any) -
 @pytest.mark.parametrize("params", [PARAMS["nucleus"], PARAMS["qwen3"]], ids=str)
 def test_a_row_alone_draws_what_it_draws_among_others(params: dict[str, Any], draw_on: Any) -> None:
     logits = logits_of("random").bfloat16()
+    neighbours = [GREEDY, PARAMS["wide nucleus"], PARAMS["plain"]]
     alone = draw_on(DEVICE, TRITON, logits, [params])
-    assert alone == draw_on(DEVICE, TRITON, logits, [params, GREEDY, PARAMS["wide nucleus"], PARAMS["plain"]])[: len(alone)]
+    assert alone == draw_on(DEVICE, TRITON, logits, [params, *neighbours])[: len(alone)]
 
 
 @pytest.mark.parametrize("params", [PARAMS["wide nucleus"], PARAMS["qwen3"], PARAMS["plain"]], ids=str)
