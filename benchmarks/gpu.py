@@ -42,6 +42,7 @@ PACKAGES = (
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 
 KERNEL_TESTS = (
+    "runtime/kernels/test_few_rows.py",
     "runtime/kernels/test_look_up.py",
     "runtime/kernels/test_top_k_top_p.py",
     "runtime/kernels/test_triton.py",
