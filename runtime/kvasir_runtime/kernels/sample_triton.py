@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import column_of_key
+from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.philox_triton import uniform
 from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
 from kvasir_runtime.kernels.top_k_top_p import FIXED_POINT
@@ -72,18 +73,21 @@ class TritonSample:
         mask, mask_stride = (tensors.top_k, 0) if positions.mask is None else (positions.mask, positions.mask.stride(0))
         read = (logits, logits.stride(0), vocab_size, mask, mask_stride, positions.rows)
         grid, padded = (count, num_blocks), triton.next_power_of_2(num_blocks)
-        _find_largest_kernel[grid](
+        _launch_find_largest(
+            grid,
             token_ids, own.bounds, own.block_keys, own.chunk_maxima, own.counters, *read,
             tensors.inverse_temperature, tensors.log_min_p, tensors.top_k,
             NUM_BLOCKS=padded, BLOCK=_BLOCK, CHUNK=_CHUNK, num_warps=8,
         )  # fmt: skip
         if positions.has_nucleus:
-            _find_nucleus_kernel[grid](
+            _launch_find_nucleus(
+                grid,
                 own.nuclei, own.histograms, own.bounds, own.counters, *read,
                 tensors.inverse_temperature, tensors.top_k, tensors.top_p, BLOCK=_BLOCK, num_warps=8,
             )  # fmt: skip
         if positions.is_random:
-            _draw_kernel[grid](
+            _launch_draw(
+                grid,
                 token_ids, own.bounds, own.nuclei, own.candidates, own.sums, own.counters, *read, positions.after,
                 tensors.inverse_temperature, tensors.top_k, tensors.top_p, tensors.seeds,
                 CAPACITY=_CAPACITY, NUM_BLOCKS=padded, BLOCK=_BLOCK, num_warps=8,
@@ -397,3 +401,8 @@ def _sum_all(
         tl.store(sums + block, own)
         total += own
     return total
+
+
+_launch_find_largest = Launcher(_find_largest_kernel)
+_launch_find_nucleus = Launcher(_find_nucleus_kernel)
+_launch_draw = Launcher(_draw_kernel)

@@ -21,7 +21,6 @@ pytestmark = [*GPU_MARKS, pytest.mark.filterwarnings("ignore:overflow:RuntimeWar
 """Numpy, which the interpreter computes with, warns of the infinities that are meant."""
 TRITON, TWIN = triton_step_ops(), reference_step_ops(drops_missing_drafts=True)
 CPU = torch.device("cpu")
-NUM_DRAFTS = 1
 GREEDY = {"temperature": 0.0}
 TOKENS = [number**2 % 97 for number in range(60)]
 """Some of them often."""
@@ -30,7 +29,8 @@ Draw = Callable[..., list[int]]
 
 @pytest.fixture
 def draw_on(make_plan: Any, new_sequence: Any) -> Draw:
-    """Two tokens of each of the requests, which are at random unless they say otherwise; all have the same logits."""
+    """A token of each of the requests, which are at random unless they say otherwise, and one after each of the drafts.
+    All have the same logits."""
 
     def tokens_of(
         device: torch.device,
@@ -38,10 +38,11 @@ def draw_on(make_plan: Any, new_sequence: Any) -> Draw:
         logits: Tensor,
         requests: Sequence[dict[str, Any]],
         mask: Tensor | None = None,
+        num_drafts: int = 0,
     ) -> list[int]:
         transfers = Transfers(device)
         rows = Rows(
-            max_num_seqs=len(requests), max_model_len=200, block_size=4, num_groups=1, max_drafts=NUM_DRAFTS,
+            max_num_seqs=len(requests), max_model_len=200, block_size=4, num_groups=1, max_drafts=num_drafts,
             vocab_size=logits.shape[-1], transfers=transfers,
         )  # fmt: skip
         added = [
@@ -50,7 +51,7 @@ def draw_on(make_plan: Any, new_sequence: Any) -> Draw:
         ]
         rows.apply(make_plan(added=added))
         rows.drafts[:] = 5
-        plan = make_plan(decodes=[(row, 1 + NUM_DRAFTS) for row in range(len(requests))])
+        plan = make_plan(decodes=[(row, 1 + num_drafts) for row in range(len(requests))])
         positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
         count = positions.num_positions
         after = (torch.arange(count) + len(TOKENS) - 1).to(device)
@@ -62,8 +63,8 @@ def draw_on(make_plan: Any, new_sequence: Any) -> Draw:
 
 @pytest.fixture
 def assert_equal(draw_on: Draw) -> Callable[..., None]:
-    def check(logits: Tensor, requests: Sequence[dict[str, Any]], mask: Tensor | None = None) -> None:
-        assert draw_on(DEVICE, TRITON, logits, requests, mask) == draw_on(CPU, TWIN, logits, requests, mask)
+    def check(logits: Tensor, *how: Any, **more: Any) -> None:
+        assert draw_on(DEVICE, TRITON, logits, *how, **more) == draw_on(CPU, TWIN, logits, *how, **more)
 
     return check
 
@@ -92,7 +93,7 @@ def test_a_vocabulary_of_many_blocks_ends_where_it_ends(params: dict[str, Any], 
 @pytest.mark.parametrize("kind", ["random", "not a number"])
 def test_adjusted_draws_are_the_twins(kind: str, temperature: float, assert_equal: Any) -> None:
     requests = [params | {"temperature": temperature, "top_k": 40} for params in ADJUSTED.values()]
-    assert_equal(logits_of(kind).bfloat16(), requests)
+    assert_equal(logits_of(kind).bfloat16(), requests, num_drafts=1)
 
 
 @pytest.mark.parametrize("params", [{}, GREEDY, {"top_k": 5}, {"top_p": 0.9}, {"presence_penalty": 1.0}], ids=str)
@@ -100,7 +101,7 @@ def test_masked_draws_are_the_twins(params: dict[str, Any], assert_equal: Any) -
     random = torch.Generator().manual_seed(0)
     mask = torch.randint(-(2**31), 2**31 - 1, (1, -(-VOCAB_SIZE // 32)), dtype=torch.int32, generator=random)
     mask[0, 3:9], mask[0, 40:60] = 0, -1
-    assert_equal(logits_of("random"), [params], mask)
+    assert_equal(logits_of("random"), [params, params], mask)
 
 
 def test_a_small_vocabulary_may_be_all_there_is(assert_equal: Any) -> None:
