@@ -6,7 +6,6 @@ equal: docs/decisions/0042-a-rows-numbers-are-its-own.md). A CPU does it in one 
 passes over all logits here are the twin; CUDA in a few launches (kernels/sample_triton.py), after what adjusts logits.
 """
 
-import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
@@ -14,7 +13,6 @@ from kvasir_runtime.execution.rows import Rows, Trait
 from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
 from kvasir_runtime.kernels.look_up import look_up_reference
 from kvasir_runtime.kernels.philox import uniform_reference
-from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
 
@@ -44,9 +42,9 @@ def draw(
         return ops.argmax(logits)
     if ops.sample is not None:
         if positions.traits & Trait.ADJUSTMENTS and not ops.adjusts_logits:
-            logits, mask = adjust_logits(logits, rows, positions, after, mask, max_seq_len), None
-        return ops.sample(logits, _position_tensors(positions, after, mask), _sampling_tensors(rows))
-    adjusted = adjust_logits(logits, rows, positions, after, mask, max_seq_len)
+            logits, mask = adjust_logits(logits, rows, positions, after, mask, max_seq_len, ops.penalize), None
+        return ops.sample(logits, positions.tensors(after, mask), rows.sampling_tensors())
+    adjusted = adjust_logits(logits, rows, positions, after, mask, max_seq_len, ops.penalize)
     random = positions.random
     if random is None:
         return ops.argmax(adjusted)
@@ -66,37 +64,3 @@ def _draw_random(logits: Tensor, rows: Rows, positions: SampledPositions, random
     top_p = sampling.top_p[own] if positions.traits & Trait.TOP_P else None
     cut = least_likely_kept_reference(scaled, sampling.log_min_p[own], top_k, top_p)
     return look_up_reference(scaled, cut, uniform_reference(sampling.seeds[own], after + 1))
-
-
-def _position_tensors(positions: SampledPositions, after: Tensor, mask: Tensor | None) -> PositionTensors:
-    return PositionTensors(
-        positions.rows_of,
-        after,
-        positions.num_earlier,
-        mask,
-        is_random=bool(positions.traits & Trait.RANDOM),
-        has_nucleus=bool(positions.traits & Trait.NUCLEUS),
-    )
-
-
-def _sampling_tensors(rows: Rows) -> SamplingTensors:
-    sampling = rows.sampling
-    return SamplingTensors(
-        inverse_temperature=sampling.inverse_temperature,
-        top_p=sampling.top_p,
-        log_min_p=sampling.log_min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        top_k=sampling.top_k,
-        min_tokens=sampling.min_tokens,
-        seeds=sampling.seeds,
-        num_stop_ids=torch.from_numpy(sampling.num_stop_ids),
-        stop_ids=sampling.stop_token_ids,
-        num_biases=torch.from_numpy(sampling.num_biases),
-        bias_ids=sampling.bias_token_ids,
-        biases=sampling.bias_values,
-        token_ids=rows.token_ids,
-        num_prompt_tokens=rows.num_prompt_tokens,
-        drafts=rows.drafts,
-    )

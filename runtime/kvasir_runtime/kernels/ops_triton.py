@@ -5,6 +5,7 @@ from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.ops import Ops
+from kvasir_runtime.kernels.penalties_triton import triton_penalize
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.sample_triton import TritonSample
 from kvasir_runtime.kernels.step_ops import StepOps
@@ -33,6 +34,7 @@ def triton_step_ops() -> StepOps:
         argmax=triton_argmax,
         sample=TritonSample(),
         adjusts_logits=False,
+        penalize=triton_penalize,
         verify_drafts=triton_verify_drafts,
         verify_most_likely=TritonVerifyMostLikely(),
     )

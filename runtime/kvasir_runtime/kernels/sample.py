@@ -81,6 +81,8 @@ class PositionTensors:
 
 Sample = Callable[[Tensor, PositionTensors, SamplingTensors], Tensor]
 """(logits [num_positions, vocab_size], which are left as they are; ...) -> token ids int64 [num_positions]."""
+Penalize = Callable[[Tensor, PositionTensors, SamplingTensors, int], None]
+"""Changes float32 logits [num_positions, vocab_size] by penalties; no sequence is longer than the last argument."""
 
 _WIDTHS = ("stop_ids", "bias_ids", "token_ids", "drafts")
 

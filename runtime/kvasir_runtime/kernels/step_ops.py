@@ -13,6 +13,7 @@ from kvasir_runtime.kernels.inputs import (
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.sample import (
+    Penalize,
     Sample,
     VerifyDrafts,
     VerifyMostLikely,
@@ -36,6 +37,8 @@ class StepOps:
     """A whole draw; None: by plain torch, as `execution/sampler.py` has it."""
     adjusts_logits: bool
     """Whether `sample` applies penalties, logit_bias and min_tokens; else it takes logits that they have changed."""
+    penalize: Penalize | None
+    """None: by plain torch, as `execution/logit_adjustments.py` has it."""
     verify_drafts: VerifyDrafts
     verify_most_likely: VerifyMostLikely
 
@@ -48,6 +51,7 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
         argmax=argmax_reference,
         sample=None,
         adjusts_logits=False,
+        penalize=None,
         verify_drafts=verify_drafts_reference,
         verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )

@@ -42,6 +42,7 @@ from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExpert
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.linear_triton import TritonWeight
+from kvasir_runtime.kernels.penalties_triton import triton_penalize
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, PositionTensors, SamplingTensors
@@ -322,7 +323,10 @@ def sample(logits: Tensor) -> None:
     tensors = SamplingTensors(
         *(floats,) * 6, number, number, row, row, none, row, none, floats, ints(8, 1000), number, ints(8, 5)
     )
-    TritonSample()(logits, PositionTensors(row, row, row, None, is_random=True, has_nucleus=True), tensors)
+    positions = PositionTensors(row, row, row, None, is_random=True, has_nucleus=True)
+    TritonSample()(logits, positions, tensors)
+    if logits.dtype == torch.float32:
+        triton_penalize(logits, positions, tensors, max_seq_len=1000)
 
 
 def compile_attention(
