@@ -227,7 +227,8 @@ def _draw_kernel(
                 amount = tl.where(own_bin < cut_bin, amount, 0)
             count = tl.sum(is_candidate.to(tl.int32), 0)
             if count > 0:
-                place = tl.atomic_add(num_candidates, count) + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
+                first = tl.atomic_add(num_candidates, count, sem="relaxed")
+                place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
                 packed = (_key(scaled).to(tl.int64) << 32) | column.to(tl.int64)
                 tl.store(candidates + place, packed, is_candidate & (place < CAPACITY))
         tl.store(sums + block, tl.sum(amount, 0))
