@@ -14,8 +14,8 @@ import triton.language as tl
 from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.linear import PlainWeight
 
-MOST_ROWS = 16
-"""From here on cuBLAS, whose kernels keep busy what multiplies, too."""
+MOST_ROWS = 8
+"""Beyond it cuBLAS, whose kernels keep busy what multiplies, too."""
 FEWEST_OUTPUTS = 512
 """Of a weight that gives enough programs something to read."""
 DTYPES = (torch.bfloat16, torch.float16)
@@ -44,17 +44,15 @@ class Tile:
         return min(self.num_stages, 1 + PROGRAM_BYTES // buffer_bytes)
 
 
-NARROW = Tile(outputs=16, inputs=512, num_warps=8, num_stages=5)
-MEDIUM = Tile(outputs=16, inputs=512, num_warps=4, num_stages=4)
-WIDE = Tile(outputs=32, inputs=256, num_warps=4, num_stages=5)
-NARROW_OUTPUTS, MEDIUM_OUTPUTS = 2048, 8192
+NARROW = Tile(outputs=16, inputs=512, num_warps=4, num_stages=5)
+WIDE = Tile(outputs=64, inputs=128, num_warps=2, num_stages=5)
+WIDE_FROM = 65536
+"""Outputs, as of a head: benchmarks/results/gpu-2026-11-27-few-rows.md."""
 
 
 def choose_tile(num_outputs: int) -> Tile:
     """By the weight alone, since another tile may sum in another order."""
-    if num_outputs <= NARROW_OUTPUTS:
-        return NARROW
-    return MEDIUM if num_outputs <= MEDIUM_OUTPUTS else WIDE
+    return WIDE if num_outputs >= WIDE_FROM else NARROW
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -80,14 +78,14 @@ class FewRowsWeight(PlainWeight):
         rows = x.reshape(num_rows, num_inputs)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = x.new_empty((num_rows, num_outputs))
-        tile, padded_rows = self._tile, 8 if num_rows <= 8 else MOST_ROWS
+        tile = self._tile
         _launch_few_rows(
             (triton.cdiv(num_outputs, tile.outputs),),
             self._weight, rows, rows.stride(0), self._bias, out, num_rows, num_outputs, num_inputs,
-            HAS_BIAS=self._bias is not None, ROWS=padded_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            HAS_BIAS=self._bias is not None, ROWS=MOST_ROWS, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
             PARTS=tile.num_warps,
             WIDENS=x.device.type == "cpu",  # the interpreter has no bf16 dots
-            num_warps=tile.num_warps, num_stages=tile.stages(padded_rows),
+            num_warps=tile.num_warps, num_stages=tile.stages(MOST_ROWS),
         )  # fmt: skip
         return out.view(*x.shape[:-1], num_outputs)
 
