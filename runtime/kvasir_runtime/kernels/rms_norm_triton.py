@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start
+
 
 def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `rms_norm_reference`; x is [T, H], or heads [T, N, D] with any strides outside the last dimension."""
@@ -36,6 +38,7 @@ def _rms_norm_kernel(
     PADDED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head)."""
+    let_next_start()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, PADDED)
     inside = columns < width
