@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
 from kvasir_runtime.kernels.dependent_launch_triton import has_dependent_launch, let_next_start, wait_for_previous
+from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.linear import PlainWeight
 
 MOST_ROWS = 16
@@ -90,7 +91,8 @@ class FewRowsWeight(PlainWeight):
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = x.new_empty((num_rows, num_outputs))
         tile, padded_rows = self._tile, 8 if num_rows <= 8 else MOST_ROWS
-        _few_rows_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
+        _launch_few_rows(
+            (triton.cdiv(num_outputs, tile.outputs),),
             self._weight, rows, rows.stride(0), self._bias, out, num_rows, num_outputs, num_inputs,
             HAS_BIAS=self._bias is not None, ROWS=padded_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
             PARTS=tile.num_warps, PREFETCHED=PREFETCHED_BYTES // 2 // tile.outputs,
@@ -147,3 +149,6 @@ def _prefetch(weight, columns, is_column, num_inputs, PREFETCHED: tl.constexpr):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+_launch_few_rows = Launcher(_few_rows_kernel)

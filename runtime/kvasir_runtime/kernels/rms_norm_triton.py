@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from kvasir_runtime.kernels.dependent_launch_triton import let_next_start
+from kvasir_runtime.kernels.launches import Launcher
 
 
 def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -12,7 +13,8 @@ def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
     heads = x.unsqueeze(1) if x.dim() == 2 else x
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, group, width = heads.shape
-    _rms_norm_kernel[(rows, group)](
+    _launch_rms_norm(
+        (rows, group),
         x, heads.stride(0), heads.stride(1), x, 0, weight, out, width, eps,
         PADDED=triton.next_power_of_2(width), ADDS=False,
     )  # fmt: skip
@@ -25,7 +27,8 @@ def triton_add_rms_norm(
     """As `add_rms_norm_reference`: x [T, H] is added to residual in place."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    _rms_norm_kernel[(rows, 1)](
+    _launch_rms_norm(
+        (rows, 1),
         x, x.stride(0), 0, residual, residual.stride(0), weight, out, width, eps,
         PADDED=triton.next_power_of_2(width), ADDS=True,
     )  # fmt: skip
@@ -52,3 +55,6 @@ def _rms_norm_kernel(
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
     scaled = wide * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + (row * tl.num_programs(1) + head) * width + columns, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+_launch_rms_norm = Launcher(_rms_norm_kernel)

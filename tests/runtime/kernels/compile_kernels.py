@@ -334,7 +334,9 @@ def compile_attention(
         StepLengths(lengths, 2, 8192),
     )  # fmt: skip
     bounds = DecodeBounds(8, max_decode_len)
-    step = TritonAttention(torch.device("cpu"), bounds, num_sms=NUM_SMS).prepare(inputs)
+    shared_bytes = PROGRAM_BYTES[driver.active.get_current_target().arch]
+    backend = TritonAttention(torch.device("cpu"), bounds, num_sms=NUM_SMS, shared_bytes=shared_bytes)
+    step = backend.prepare(inputs)
     caches = of(4, 2, 2, page, heads.num_kv_heads, heads.head_dim, dtype=dtype)  # blocks, layers, keys and values
     cache = LayerCache(caches[:, 1, 0], caches[:, 1, 1], group=0)
     query = of(num_tokens, heads.num_heads, heads.head_dim, dtype=dtype)
