@@ -36,6 +36,7 @@ from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight, Tile
 from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
+from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 from kvasir_runtime.kernels.step_ops import StepOps
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
@@ -47,6 +48,7 @@ PAGE_SIZE = 16
 MOST_CHECKED_TOKENS = 16384
 
 Call = Callable[[], object]
+Multiply = Callable[[Tensor], Tensor]
 Timer = Callable[[Sequence[Call]], float]
 """Seconds a call, of calls that do the same with different inputs."""
 
@@ -155,17 +157,28 @@ def products(sizes: Sizes, place: Place) -> Iterator[Figure]:
 
 
 def few_rows(sizes: Sizes, place: Place) -> Iterator[Figure]:
-    """Our product of few rows in every tile, beside the library's: for the choice by the weight."""
+    """Our product of few rows in every tile beside the library's, for the choice by the weight; then a norm and each
+    product, which starts while the norm runs or does not."""
     for name, (num_out, num_in) in sizes.products.items():
         num_bytes = num_out * num_in * place.dtype.itemsize
         weights = [place.random(num_out, num_in) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))]
-        ours = {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
+        ways: dict[str, list[Multiply]] = {"torch": [partial(linear, weight=weight) for weight in weights]}
+        ways |= {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
         for num_rows in sizes.few_rows:
             rows = place.random(num_rows, num_in)
-            calls = {"torch": [lambda weight=weight, rows=rows: linear(rows, weight) for weight in weights]}
-            calls |= {tile: [lambda form=form, rows=rows: form(rows) for form in forms] for tile, forms in ours.items()}
-            for way, calls_of_way in calls.items():
-                yield moved("few_rows", f"{name}, {num_rows} rows, {way}", place.seconds(calls_of_way), num_bytes)
+            for way, products in ways.items():
+                seconds = place.seconds([partial(product, rows) for product in products])
+                yield moved("few_rows", f"{name}, {num_rows} rows, {way}", seconds, num_bytes)
+        rows, norm = place.random(1, num_in), place.random(num_in)
+        waits = [FewRowsWeight(weight, None, starts_early=False) for weight in weights]
+        starts_early = [FewRowsWeight(weight, None) for weight in weights]
+        for way, products in {"torch": ways["torch"], "waits": waits, "starts early": starts_early}.items():
+            seconds = place.seconds([partial(multiply_normed, product, rows, norm) for product in products])
+            yield moved("few_rows", f"{name}, a norm and 1 row, {way}", seconds, num_bytes)
+
+
+def multiply_normed(product: Multiply, rows: Tensor, norm: Tensor) -> Tensor:
+    return product(triton_rms_norm(rows, norm, 1e-6))
 
 
 def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
