@@ -24,6 +24,7 @@ from kvasir_runtime.kernels.attention_tiles import (
     num_row_tiles,
     num_split_programs,
 )
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start
 from kvasir_runtime.kernels.launches import Launcher
 
 
@@ -210,6 +211,7 @@ def _join_splits_kernel(
     SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (request, head, query token): weigh each split's values by its part of the softmax's sum."""
+    let_next_start()
     request, head = tl.program_id(0), tl.program_id(1)
     first_token = tl.load(query_starts + request)
     query_len = tl.load(query_starts + request + 1) - first_token
