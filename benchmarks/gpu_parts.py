@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +27,19 @@ from torch.nn.functional import linear
 
 from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
+from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight, Tile
 from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
 from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
+from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.scheduling.step import StepPlan
 
 NUM_CALLS, NUM_REPLAYS, NUM_WARM_UPS = 20, 15, 3
 ROTATED_BYTES = 400 * 10**6
@@ -71,6 +79,15 @@ class Sizes:
     vocab: int
 
 
+SAMPLINGS: dict[str, list[dict[str, Any]]] = {
+    "temperature": [{"temperature": 1.0}],
+    "every second greedy": [{"temperature": 1.0}, {"temperature": 0.0}],
+    "top_k 20, top_p 0.95": [{"temperature": 0.6, "top_k": 20, "top_p": 0.95}],
+    "top_p 0.95": [{"temperature": 0.6, "top_p": 0.95}],
+    "top_p 0.9, flat": [{"temperature": 1.5, "top_p": 0.9}],
+    "top_k 5000, which is searched by one program": [{"temperature": 1.0, "top_k": 5000}],
+}
+"""Of draws; rows take turns with them."""
 REAL = Sizes(
     copied_bytes=2**32,
     products={
@@ -173,19 +190,37 @@ def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
     for batch_size in sizes.batch_sizes:
         hidden, residual, weight = (place.random(*shape, sizes.hidden) for shape in ((batch_size,), (batch_size,), ()))
         gate_up, logits = place.random(batch_size, 2 * sizes.intermediate), place.random(batch_size, sizes.vocab)
-        centred = (scores := logits.float() * 4) - scores.amax(-1, keepdim=True)
-        top_k = torch.full((batch_size,), sizes.vocab, dtype=torch.int32, device=place.device)
-        top_p = torch.full((batch_size,), 0.9, device=place.device)
-        least = torch.full((batch_size,), float("-inf"), device=place.device)
+        scores = logits.float() * 4
         calls: dict[str, Call] = {
             "add_rms_norm": lambda: ops.add_rms_norm(hidden, residual, weight, 1e-5),  # noqa: B023
             "silu_and_mul": lambda: ops.silu_and_mul(gate_up),  # noqa: B023
             "argmax": lambda: step_ops.argmax(logits),  # noqa: B023
-            "top_p": lambda: step_ops.least_likely_kept(centred, least, top_k, top_p),  # noqa: B023
-            "top_p by torch's sort": lambda: centred.sort(dim=-1),  # noqa: B023
+            "torch's sort": lambda: scores.sort(dim=-1),  # noqa: B023
         }
+        for name, params in SAMPLINGS.items():
+            calls[f"draw, {name}"] = drawing(step_ops, scores, params)
         for name, call in calls.items():
             yield Figure(part, f"{name}, {batch_size} rows", place.seconds([call]) * 1e6)
+
+
+def drawing(ops: StepOps, logits: Tensor, params: Sequence[dict[str, Any]]) -> Call:
+    """A draw of one position a row; the rows take turns with the parameters."""
+    num_rows, vocab_size = logits.shape
+    transfers = Transfers(logits.device)
+    rows = Rows(
+        max_num_seqs=num_rows, max_model_len=16, block_size=16, num_groups=1, max_drafts=0, vocab_size=vocab_size,
+        transfers=transfers,
+    )  # fmt: skip
+    own = [SamplingParams(max_tokens=1, **({"seed": row} | params[row % len(params)])) for row in range(num_rows)]
+    rows.sampling.write(range(num_rows), own)
+    ones = np.ones(num_rows, dtype=np.int32)
+    plan = StepPlan(
+        number=0, added=(), forks=(), table_writes=np.empty((0, 4), np.int32), token_writes=np.empty((0, 3), np.int32),
+        block_copies=np.empty((0, 2), np.int32), rows=np.arange(num_rows, dtype=np.int32), num_decodes=num_rows,
+        num_new_tokens=ones, starts=0 * ones, samples=ones > 0,
+    )  # fmt: skip
+    positions = SampledPositionsBuilder(rows, transfers).build(plan, ones)
+    return partial(draw, logits, rows, positions, positions.num_earlier, ops)
 
 
 @dataclass(frozen=True)

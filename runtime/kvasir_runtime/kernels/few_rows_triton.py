@@ -18,7 +18,7 @@ from kvasir_runtime.kernels.dependent_launch_triton import has_dependent_launch,
 from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.linear import PlainWeight
 
-MOST_ROWS = 16
+MOST_ROWS = 8
 """Beyond, cuBLAS reads a weight as fast, and multiplies faster."""
 FEWEST_OUTPUTS = 512
 """Fewer make fewer programs than it takes to read at full speed."""
@@ -50,17 +50,15 @@ class Tile:
 
 PREFETCHED_BYTES = 32 * 1024
 """Of the weight by a program while the kernel before runs: some 10 MB on all of a GPU, which its L2 cache holds."""
-NARROW = Tile(outputs=16, inputs=512, num_warps=8, num_stages=5)
-MEDIUM = Tile(outputs=16, inputs=512, num_warps=4, num_stages=4)
-WIDE = Tile(outputs=32, inputs=256, num_warps=4, num_stages=5)
-NARROW_OUTPUTS, MEDIUM_OUTPUTS = 2048, 8192
+NARROW = Tile(outputs=16, inputs=512, num_warps=4, num_stages=5)
+WIDE = Tile(outputs=64, inputs=128, num_warps=2, num_stages=5)
+WIDE_FROM = 65536
+"""Outputs, as of a head: benchmarks/results/gpu-2026-11-27-few-rows.md."""
 
 
 def choose_tile(num_outputs: int) -> Tile:
     """By the weight alone, since another tile may sum in another order."""
-    if num_outputs <= NARROW_OUTPUTS:
-        return NARROW
-    return MEDIUM if num_outputs <= MEDIUM_OUTPUTS else WIDE
+    return WIDE if num_outputs >= WIDE_FROM else NARROW
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -90,21 +88,20 @@ class FewRowsWeight(PlainWeight):
         rows = x.reshape(num_rows, num_inputs)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = x.new_empty((num_rows, num_outputs))
-        tile, padded_rows = self._tile, 8 if num_rows <= 8 else MOST_ROWS
+        tile = self._tile
         _launch_few_rows(
             (triton.cdiv(num_outputs, tile.outputs),),
             self._weight, rows, rows.stride(0), self._bias, out, num_rows, num_outputs, num_inputs,
-            HAS_BIAS=self._bias is not None, ROWS=padded_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            HAS_BIAS=self._bias is not None, ROWS=MOST_ROWS, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
             PARTS=tile.num_warps, PREFETCHED=PREFETCHED_BYTES // 2 // tile.outputs,
             WIDENS=x.device.type == "cpu",  # the interpreter has no bf16 dots
-            num_warps=tile.num_warps, num_stages=tile.stages(padded_rows), launch_pdl=self._starts_early,
+            num_warps=tile.num_warps, num_stages=tile.stages(MOST_ROWS), launch_pdl=self._starts_early,
         )  # fmt: skip
         return out.view(*x.shape[:-1], num_outputs)
 
     def compile(self) -> None:
         """All that any number of rows needs."""
-        for num_rows in (1, MOST_ROWS):
-            self(self._weight.new_zeros(num_rows, self._weight.shape[1]))
+        self(self._weight.new_zeros(1, self._weight.shape[1]))
 
 
 @triton.jit(do_not_specialize=["num_rows"])

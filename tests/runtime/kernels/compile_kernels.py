@@ -37,17 +37,16 @@ from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, t
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
-from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight
+from kvasir_runtime.kernels.few_rows_triton import WIDE_FROM, FewRowsWeight
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.linear_triton import TritonWeight
-from kvasir_runtime.kernels.look_up_triton import TritonLookUp
-from kvasir_runtime.kernels.philox_triton import triton_uniform
+from kvasir_runtime.kernels.penalties_triton import triton_penalize
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
-from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
-from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, PositionTensors, SamplingTensors
+from kvasir_runtime.kernels.sample_triton import TritonSample
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 TABLE = Path(__file__).with_name("compiled_kernels.csv")
@@ -274,9 +273,8 @@ def compile_layers() -> None:
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
     TritonWeight(of(4096, 4096), None)(hidden)
-    for num_outputs in (1024, 4096, 28672):
-        for num_rows in (1, 16):
-            FewRowsWeight(of(num_outputs, 4096), None)(hidden[:num_rows])
+    for num_outputs in (4096, WIDE_FROM):
+        FewRowsWeight(of(num_outputs, 512), None)(of(1, 512))
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)
@@ -303,10 +301,9 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    floats = of(8, dtype=torch.float32)
-    TritonLeastLikelyKept()(logits, floats, ints(8), floats)
-    TritonLookUp()(logits, floats, of(8, dtype=torch.float64))
-    triton_uniform(longs(8), longs(8))
+    sample(logits)
+    for vocab_size in (128_256, 262_144):
+        sample(of(8, vocab_size))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(
             longs(num_tokens), longs(num_tokens), (longs(num_tokens),) * 2, ints(5), ints(4), ints(4)
@@ -318,6 +315,17 @@ def compile_step() -> None:
         triton_verify_drafts(longs(8), drawn, known)
         for dtype in (torch.bfloat16, torch.float32):
             TritonVerifyMostLikely()(logits.to(dtype), drawn, known)
+
+
+def sample(logits: Tensor) -> None:
+    floats, number, row, none = of(8, dtype=torch.float32), ints(8), longs(8), longs(8, 0)
+    tensors = SamplingTensors(
+        *(floats,) * 6, number, number, row, row, none, row, none, floats, ints(8, 1000), number, ints(8, 5)
+    )
+    positions = PositionTensors(row, row, row, None, is_random=True, has_nucleus=True)
+    TritonSample()(logits, positions, tensors)
+    if logits.dtype == torch.float32:
+        triton_penalize(logits, positions, tensors, max_seq_len=1000)
 
 
 def compile_attention(
