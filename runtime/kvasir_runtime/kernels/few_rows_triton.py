@@ -104,8 +104,7 @@ class FewRowsWeight(PlainWeight):
 
     def compile(self) -> None:
         """All that any number of rows needs."""
-        for num_rows in (1, MOST_ROWS):
-            self(self._weight.new_zeros(num_rows, self._weight.shape[1]))
+        self(self._weight.new_zeros(1, self._weight.shape[1]))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
