@@ -9,16 +9,20 @@ from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
-from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
-from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.admission import Admission, BodyBudget
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
+from kvasir_runtime.server.middleware import (
+    AdmissionMiddleware,
+    ApiKeyMiddleware,
+    BodyBudgetMiddleware,
+    RouterTrustMiddleware,
+)
 from kvasir_runtime.server.openai import CHAT, COMPLETIONS
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
-from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
 
 GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
 

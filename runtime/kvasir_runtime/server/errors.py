@@ -13,10 +13,11 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
 
 RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for an answer that nobody waits for; only logs see it."""
 
 
 class UnknownModelError(KvasirRuntimeError):

@@ -24,8 +24,8 @@ from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import EngineDeadError, KvasirRuntimeError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.journal import BEGINS_HERE, RESUMABLE_HEADER, WITHOUT_JOURNAL, EventWriter, Journal
-from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import PromptTokensDetails, Usage
 from kvasir_runtime.transfer.params import KvTransferParams
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.foreign_fields import RequestModel
+from kvasir_runtime.server.body import RequestModel
 from kvasir_runtime.server.protocol import (
     ChatCompletionRequest,
     ChatMessage,
