@@ -30,8 +30,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import STEP_TOKENS_BOUNDS, SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
-from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
+from kvasir_runtime.scheduling.step import DecayingRate, StepBudget, StepPlan, StepResult, TimedStep
 
 logger = logging.getLogger(__name__)
 

@@ -29,9 +29,8 @@ from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.spec import num_tokens_in
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepBudget
 from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.launch import side_channel, transfer_agent

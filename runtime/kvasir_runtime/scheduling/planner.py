@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.blocks import Block
 from kvasir_runtime.kv_cache.kv_cache import Prefix
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
 from kvasir_runtime.scheduling.sequences import Sequences
-from kvasir_runtime.scheduling.step import ReturnedTokens, StepPlan
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import DraftDepth, ReturnedTokens, Rows, SchedulerLimits, StepBudget, StepPlan
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.kv_cache import BlockCopy, TableWrite
 from kvasir_runtime.requests.outputs import PlainTokens
-from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
-from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens
+from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens, Rows
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

@@ -22,13 +22,12 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, FinishReason, Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.beam_search import BeamSearches, beam_group
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Sequence, request_from
 from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, where
 from kvasir_runtime.scheduling.sequences import Sequences
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import DraftDepth, Rows, SchedulerLimits, StepPlan, StepResult
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.transfer.metrics import TransferStats
 

@@ -17,10 +17,9 @@ from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Request, Sequence, Status, sequences_of
 from kvasir_runtime.scheduling.running_rows import RunningRows
-from kvasir_runtime.scheduling.step import Fork, NewSequence
+from kvasir_runtime.scheduling.step import DraftDepth, Fork, NewSequence, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.waiting import UncachedTokens, WaitingQueue
 
 by_rank = attrgetter("rank")

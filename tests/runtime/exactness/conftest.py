@@ -31,9 +31,8 @@ from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, Sequenc
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepPlan
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
 from kvasir_runtime.structured.vocabulary import Vocabulary
