@@ -20,8 +20,7 @@ import jinja2
 import msgspec
 import tokenizers
 
-from kvasir_chat.messages import ConversationRefusedError
-from kvasir_chat.template import ChatTemplate
+from kvasir_chat.template import ChatTemplate, ConversationRefusedError
 from kvasir_router.dialects.dialect import Prompt
 
 CHUNK_CHARACTERS = 1024

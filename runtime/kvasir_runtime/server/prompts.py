@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import jinja2
 
-from kvasir_chat.messages import ConversationRefusedError
-from kvasir_chat.template import ChatTemplate
+from kvasir_chat.template import ChatTemplate, ConversationRefusedError
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest

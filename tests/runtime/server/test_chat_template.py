@@ -12,8 +12,7 @@ from tests.runtime.server.chat_templates import CONVERSATIONS, OPTIONS, TEMPLATE
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from kvasir_chat.messages import ConversationRefusedError
-from kvasir_chat.template import ChatTemplate
+from kvasir_chat.template import ChatTemplate, ConversationRefusedError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 HF = PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), **SPECIAL)
