@@ -26,7 +26,7 @@ from kvasir_runtime.errors import KvasirRuntimeError, RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats
 from kvasir_runtime.kv_cache.events import KvEventLog
-from kvasir_runtime.kv_cache.spec import num_tokens_in
+from kvasir_runtime.kv_cache.kv_cache import num_tokens_in
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
