@@ -16,9 +16,8 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.kv_buffer import copy_blocks
-from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, store_drafts
-from kvasir_runtime.execution.sampler import draw, takes_most_likely
+from kvasir_runtime.execution.sampler import adjust_logits, draw, takes_most_likely
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder, StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
