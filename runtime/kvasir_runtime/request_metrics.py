@@ -3,14 +3,16 @@ shows the sum of all. Nothing is decided by what is counted here.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from kvasir_runtime.metric_families import Distribution, Keys
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.shared_rows import SharedRows
 
+Keys = tuple[str, ...]
+"""Values of a family's further labels."""
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Bounds as vLLM's dashboards know them, some to the letter; token times with finer ones for small models.
 _FIRST_TOKEN = (
@@ -36,6 +38,20 @@ HTTP_METHODS = {
 }
 """By route; others are not counted: probes would hide clients."""
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram shows: a count per bucket, of which the last has no bound. No counts: nothing came yet."""
+
+    bounds: Sequence[float]
+    counts: Sequence[float]
+    sum: float
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Bounds are written as Python's floats, as dashboards quote them."""
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts or [0] * len(names)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
