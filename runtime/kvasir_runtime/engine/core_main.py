@@ -17,11 +17,10 @@ from typing import NoReturn
 from kvasir_runtime.config import KvEventsConfig, KvTransferConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.engine.channel import CoreChannel, tell_api_processes
 from kvasir_runtime.engine.core import EngineCore, StepExecutor
-from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReporter
 from kvasir_runtime.engine.messages import EngineFailed, EngineReady
-from kvasir_runtime.engine.router_feed import RouterFeed
+from kvasir_runtime.engine.router_feed import EventPublisher, RouterFeed
 from kvasir_runtime.errors import KvasirRuntimeError, RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats

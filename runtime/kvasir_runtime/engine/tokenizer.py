@@ -18,7 +18,9 @@ from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from kvasir_runtime.checkpoint_json import read_json_object, shortened
+from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ModelLoadError
+from kvasir_runtime.structured.vocabulary import Vocabulary
 
 CONVERSION = """
 import sys
@@ -242,3 +244,8 @@ def _bytes_of(token: str, byte_of: dict[str, int]) -> bytes:
         return bytes([byte_of[char] for char in token])
     except KeyError:
         return token.encode()
+
+
+def load_vocabulary(model: ModelConfig, vocab_size: int) -> Vocabulary:
+    """That a rank's grammars are followed by, for a model with so many logits. Raises ModelLoadError."""
+    return Vocabulary(Tokenizer.load(Path(model.tokenizer or model.model)), vocab_size)
