@@ -60,14 +60,7 @@ class Histogram:
 
     start: int
     bounds: tuple[float, ...]
-
-    @property
-    def sum_slot(self) -> int:
-        return self.start + len(self.bounds) + 1
-
-    @property
-    def end(self) -> int:
-        return self.sum_slot + 1
+    sum_slot: int
 
     def read(self, rows: SharedRows) -> Distribution:
         """Of all rows."""
@@ -77,9 +70,9 @@ class Histogram:
 
 def _in_a_row(start: int, *bounds: tuple[float, ...]) -> Iterator[Histogram]:
     for each in bounds:
-        histogram = Histogram(start, each)
+        histogram = Histogram(start, each, sum_slot=start + len(each) + 1)
         yield histogram
-        start = histogram.end
+        start = histogram.sum_slot + 1
 
 
 # The layout of a row.
@@ -90,7 +83,7 @@ _HISTOGRAMS = STATUSES + len(HTTP_METHODS) * len(STATUS_CLASSES)
 TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, DECODE, PROMPT, COMPUTED, GENERATED, MOST_GENERATED, *HTTP = _in_a_row(
     _HISTOGRAMS, _FIRST_TOKEN, _TOKEN, _TOKEN, *[_REQUEST] * 4, *[_NUM_TOKENS] * 4, *[_HTTP] * len(HTTP_METHODS)
 )
-ROW_SLOTS = HTTP[-1].end
+ROW_SLOTS = HTTP[-1].sum_slot + 1
 
 
 def status_slot(route: int, status_class: str) -> int:
@@ -123,14 +116,15 @@ class RequestMetrics:
         self._observe(QUEUE, queue_seconds)
         self._observe(PREFILL, prefill_seconds)
 
-    def first_token(self, seconds: float) -> None:
+    def first_tokens(self, num_tokens: int, seconds: float) -> None:
+        """Of a sequence, `seconds` after its request's arrival."""
+        self._row[GENERATION_TOKENS] += num_tokens
         self._observe(TTFT, seconds)
 
-    def next_token(self, seconds: float) -> None:
-        self._observe(ITL, seconds)
-
-    def generated(self, num_tokens: int) -> None:
+    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+        """`seconds` after those before them."""
         self._row[GENERATION_TOKENS] += num_tokens
+        self._observe(ITL, seconds)
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
         """A sequence, after `seconds` from its arrival."""
