@@ -131,7 +131,8 @@ class DecodeGraphs:
             graph = self._missed(shape) or self._larger(shape)
         if graph is None:
             return self._eager(inputs, kept_tokens, captures=captures)
-        return _without_padding(graph.replay(inputs), inputs.lengths.num_tokens)
+        output, num_tokens = graph.replay(inputs), inputs.lengths.num_tokens
+        return output if output.hidden.shape[0] == num_tokens else _without_padding(output, num_tokens)
 
     def capture_next(self) -> bool:
         """Capture one more graph; to be called while there is no work. False: all that there will be are there."""
