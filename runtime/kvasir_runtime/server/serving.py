@@ -25,6 +25,7 @@ from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.server.reading import AnswerFormats, Reading
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.structured import Grammars
@@ -41,6 +42,7 @@ class Serving:
     tokenizer: Tokenizer
     prompts: PromptBuilder
     grammars: Grammars
+    formats: AnswerFormats
     description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
@@ -98,6 +100,10 @@ class Heading:
     model: str
 
 
+def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> None:
+    """The reading of a route that answers with the model's text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Generic[Wishes]):
     path: str
@@ -105,9 +111,11 @@ class Route(Generic[Wishes]):
     wishes: type[Wishes]
     """What a body is parsed to."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
-    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading], Shape]
+    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
     refusal: Callable[[KvasirRuntimeError], Response]
     """In the words of the route's API, where an answer has not begun; its shape has those for later."""
+    reading: Callable[[AnswerFormats, Wishes, Sequence[Prompt]], Reading | None] = as_it_is
+    """How answers are read for the shape; None: not at all."""
 
 
 def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRouter:
@@ -141,8 +149,11 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
     wishes = parse(route.wishes, body)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
-    grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
+    wanted = wishes.wanted_grammar()
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    reading = route.reading(serving.formats, wishes, prompts)
+    wanted = wanted if reading is None else reading.wanted(wanted)
+    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
@@ -154,6 +165,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
             limits=limits,
             kv_transfer=serving.kv_transfer,
             grammar=grammar,
+            shown_special_ids=frozenset() if reading is None else reading.shown_special_ids,
         ),
         serving.model_digest,
         limits.vocab_size,
@@ -166,7 +178,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
         engine=serving.engine,
         admission=serving.admission,
         requests=requests,
-        shape=route.shape(serving.tokenizer, wishes, prompts, heading),
+        shape=route.shape(serving.tokenizer, wishes, prompts, heading, reading),
         shapers=serving.shapers,
         num_returned=wishes.num_returned,
         journal=journal,
