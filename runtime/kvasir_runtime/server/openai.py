@@ -36,7 +36,7 @@ from kvasir_runtime.server.responses import (
     to_json,
     to_part,
 )
-from kvasir_runtime.server.serving import Heading, Route
+from kvasir_runtime.server.serving import Heading, Route, as_given
 from kvasir_runtime.transfer.params import KvTransferParams
 
 LEAST_LOGPROB = -9999.0
@@ -181,7 +181,7 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-async def _chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
+async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
     return [Prompt(await builder.chat_prompt(chat, limits), "")]
 
 
@@ -249,8 +249,9 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
 CHAT = Route(
     path="/v1/chat/completions",
     id_prefix="chatcmpl",
-    wishes=ChatCompletionRequest,
-    prompts=_chat_prompts,
+    body=ChatCompletionRequest,
+    wishes=as_given,
+    prompts=chat_prompts,
     shape=ChatShape,
     refusal=error_response,
 )
@@ -379,7 +380,8 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
 COMPLETIONS = Route(
     path="/v1/completions",
     id_prefix="cmpl",
-    wishes=CompletionRequest,
+    body=CompletionRequest,
+    wishes=as_given,
     prompts=_completion_prompts,
     shape=CompletionShape,
     refusal=error_response,
