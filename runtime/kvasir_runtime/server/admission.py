@@ -11,7 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvasir_runtime.errors import ServerUnavailableError
-from kvasir_runtime.server.errors import error_response
+from kvasir_runtime.server.errors import worded_response
 from kvasir_runtime.shared_rows import SharedRows
 
 # The layout of a row. The server drains, and refuses, when any row says so.
@@ -105,4 +105,4 @@ class AdmissionMiddleware:
             with self._admission.admit():
                 await self._app(scope, receive, send)
         except ServerUnavailableError as error:
-            await error_response(error)(scope, receive, send)
+            await worded_response(error, scope["path"])(scope, receive, send)

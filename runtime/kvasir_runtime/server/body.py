@@ -27,6 +27,8 @@ MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
 MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
 Model = TypeVar("Model", bound=Body)
+MAX_NAMED_HINTS = 1024
+"""Names that the log gives in a process's life: clients choose them."""
 _named_hints: set[str] = set()
 
 
@@ -127,22 +129,36 @@ def parse(model: type[Model], body: bytes) -> Model:
     try:
         wishes = model.model_validate_json(body, context=hints)
     except ValidationError as error:
-        if error.error_count() > MAX_LISTED_ERRORS:
-            raise InvalidRequestError(
-                f"{error.error_count()} fields of the request are unknown or wrong, too many to name one; "
-                "send only fields that this route has"
-            ) from None
-        details = error.errors(include_url=False)
-        if details[0]["type"] == "json_invalid":
-            raise _malformed_body(body, details[0]) from error
-        raise _invalid_field(model, details) from error
+        raise _invalid(model, error, body) from error
     wishes.check_wishes()
     _name_once(hints)
     return wishes
 
 
+def checked(model: type[Model], values: dict[str, Any]) -> Model:
+    """What another API's request comes to, in the words of this one. Raises InvalidRequestError as `parse`."""
+    try:
+        wishes = model.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(model, error) from error
+    wishes.check_wishes()
+    return wishes
+
+
+def _invalid(model: type[Body], error: ValidationError, body: bytes = b"") -> InvalidRequestError:
+    if error.error_count() > MAX_LISTED_ERRORS:
+        return InvalidRequestError(
+            f"{error.error_count()} fields of the request are unknown or wrong, too many to name one; "
+            "send only fields that this route has"
+        )
+    details = error.errors(include_url=False)
+    if details[0]["type"] == "json_invalid":
+        return _malformed_body(body, details[0])
+    return _invalid_field(model, details)
+
+
 def _name_once(hints: set[str]) -> None:
-    if new := hints - _named_hints:
+    if (new := hints - _named_hints) and len(_named_hints) < MAX_NAMED_HINTS:
         _named_hints.update(new)
         logger.info("clients send fields that mean nothing here: %s", ", ".join(sorted(new)))
 

@@ -41,6 +41,7 @@ _ENGINES = frozenset({
     "routed_experts_prompt_start", "routed_experts_start_len", "slot_id", "spaces_between_special_tokens",
     "stream_interval", "truncation_side", "use_audio_in_video",
 })  # fmt: skip
+MAX_NAME_CHARS = 64  # of a key that the log names
 HINTS = _OPENAI | _REASONING | _MESSAGES | _GATEWAYS | _ENGINES
 
 
@@ -107,6 +108,18 @@ class Body(RequestModel):
         for name, value in (self.model_extra or {}).items():
             if name in _WISHES and value not in _WISHES[name]:
                 raise InvalidRequestError(f"{name}: {_OLD_NAMES.get(name, UNSUPPORTED)}", name)
+
+
+def _taken(name: str, info: ValidationInfo) -> str:
+    if isinstance(info.context, set):
+        info.context.add(name[:MAX_NAME_CHARS])
+    return name
+
+
+class LenientBody(Body):
+    """Of an API whose clients send new fields with each of their releases: what is not known is taken as a hint."""
+
+    __pydantic_extra__: dict[Annotated[str, AfterValidator(_taken)], Any] = Field(init=False)
 
 
 def _refuse_unless_empty(value: Any) -> Any:

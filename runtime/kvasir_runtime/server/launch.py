@@ -291,6 +291,7 @@ def _serving(
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
+        drops_client_header=config.server.drop_client_header,
         kv_transfer=config.cache.kv_transfer_config,
     )
 

@@ -41,7 +41,7 @@ from kvasir_runtime.server.responses import (
     to_json,
     to_part,
 )
-from kvasir_runtime.server.serving import Heading, Route
+from kvasir_runtime.server.serving import Heading, Route, as_given
 from kvasir_runtime.talk.events import Arguments, CallBegun, Content, Event, Reasoning
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -194,11 +194,11 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-async def _chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
+async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
     return [await builder.chat_prompt(chat, limits)]
 
 
-def _chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
+def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
     return formats.reading(wishes.call_rule, prompts[0].text, includes_reasoning=wishes.include_reasoning)
 
 
@@ -335,9 +335,10 @@ def delta_of(events: Sequence[Event]) -> ChatDelta:
 CHAT = Route(
     path="/v1/chat/completions",
     id_prefix="chatcmpl",
-    wishes=ChatCompletionRequest,
-    prompts=_chat_prompts,
-    reading=_chat_reading,
+    body=ChatCompletionRequest,
+    wishes=as_given,
+    prompts=chat_prompts,
+    reading=chat_reading,
     shape=ChatShape,
     refusal=error_response,
 )
@@ -471,7 +472,8 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
 COMPLETIONS = Route(
     path="/v1/completions",
     id_prefix="cmpl",
-    wishes=CompletionRequest,
+    body=CompletionRequest,
+    wishes=as_given,
     prompts=_completion_prompts,
     shape=CompletionShape,
     refusal=error_response,

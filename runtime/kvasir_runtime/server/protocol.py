@@ -212,6 +212,11 @@ class GenerationFields(StructuredFields):
         return self.token_limit
 
     @property
+    def is_cut_to_context(self) -> bool:
+        """A bound on tokens beyond what the context has room for is no error."""
+        return False
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 

@@ -13,7 +13,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvasir_runtime.request_metrics import RequestMetrics
-from kvasir_runtime.server.responses import ErrorResponse
 
 logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
@@ -72,8 +71,18 @@ def _given_id(scope: Scope) -> str | None:
     return given if 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable() else None
 
 
+class _Told(msgspec.Struct):
+    message: str
+
+
+class _Answer(msgspec.Struct):
+    """Of an error, in every API's words."""
+
+    error: _Told
+
+
 def _error_in(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=ErrorResponse).error.message
+        return msgspec.json.decode(body, type=_Answer).error.message
     except msgspec.DecodeError:
         return ""

@@ -292,6 +292,8 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     if asked is None:
         return room
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    if asked > room and request.is_cut_to_context:
+        return room
     if asked > room:
         raise ContextLengthError(
             f"{field} is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "

@@ -33,6 +33,16 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct, frozen=True):
+    error: AnthropicErrorBody
+    type: str = "error"
+
+
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 

@@ -22,6 +22,7 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
+from kvasir_runtime.server.foreign_fields import Body
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
@@ -57,6 +58,8 @@ class Serving:
     max_body_bytes: int
     max_body_seconds: float
     """In which all of it is to come."""
+    drops_client_header: bool
+    """Of the system text of /v1/messages (`kvasir_chat.anthropic`)."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))
@@ -87,6 +90,7 @@ class Serving:
         return name
 
 
+Asked = TypeVar("Asked", bound=Body)
 Wishes = TypeVar("Wishes", bound=GenerationFields)
 
 
@@ -105,11 +109,13 @@ def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route(Generic[Wishes]):
+class Route(Generic[Asked, Wishes]):
     path: str
     id_prefix: str
-    wishes: type[Wishes]
+    body: type[Asked]
     """What a body is parsed to."""
+    wishes: Callable[[Asked, Serving], Awaitable[Wishes]]
+    """What it asks for in the words that requests are resolved from."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
     shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
     refusal: Callable[[KvasirRuntimeError], Response]
@@ -118,10 +124,15 @@ class Route(Generic[Wishes]):
     """How answers are read for the shape; None: not at all."""
 
 
-def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRouter:
+async def as_given(asked: Wishes, serving: Serving) -> Wishes:
+    """Of an API whose words those are."""
+    return asked
+
+
+def generating_routes(serving: Serving, routes: Sequence[Route[Any, Any]]) -> APIRouter:
     router = APIRouter()
     for route in routes:
-        schema = {"content": {"application/json": {"schema": route.wishes.model_json_schema()}}}
+        schema = {"content": {"application/json": {"schema": route.body.model_json_schema()}}}
         router.add_api_route(
             route.path,
             _endpoint(serving, route),
@@ -132,7 +143,7 @@ def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRout
     return router
 
 
-def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(serving: Serving, route: Route[Asked, Wishes]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
             return await serve(serving, route, request)
@@ -142,11 +153,11 @@ def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awa
     return endpoint
 
 
-async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Response:
+async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request) -> Response:
     """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
     max_bytes = body_limit(serving.max_body_bytes, request.headers)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
-    wishes = parse(route.wishes, body)
+    wishes = await route.wishes(parse(route.body, body), serving)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
     wanted = wishes.wanted_grammar()

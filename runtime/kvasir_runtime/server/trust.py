@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir_runtime.server.errors import AuthenticationError, NotTheRouterError, error_response
+from kvasir_runtime.server.errors import AuthenticationError, NotTheRouterError, error_response, worded_response
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS, PROBE_PATHS
 from kvasir_runtime.server.resolving import STRANGER, TENANT_HEADER
@@ -43,11 +43,13 @@ class ApiKeyMiddleware:
         error = AuthenticationError(
             "the request has no valid API key; send the header 'Authorization: Bearer KEY' with this server's key"
         )
-        await error_response(error)(scope, receive, send)
+        await worded_response(error, scope["path"])(scope, receive, send)
 
     def _has_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(key.strip().encode(), self._api_key)
+        """As OpenAI's clients send it, or as Anthropic's do."""
+        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return secrets.compare_digest(key.strip().encode(), self._api_key)
 
 
 class RouterTrustMiddleware:
