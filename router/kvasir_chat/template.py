@@ -4,14 +4,12 @@ Templates see what transformers shows them, since they are written against it: t
 filters, functions and extensions. They run in Jinja's immutable sandbox, because they come with the checkpoint, and no
 longer than is good for the others, because a client chooses what they work on.
 
-Whether a role's content is wanted as text or as a list of parts is found out by showing the template both. Templates
-differ too in what they take for "no content" and for a call's arguments, so both are values that answer either way: to
-a template that looks, and to one that prints.
+Whether a role's content is wanted as text or as a list of parts is found out by showing the template both.
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,12 +19,9 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
-import msgspec
 
-Message = dict[str, Any]
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the same, in the order in which transformers looks for it."""
+from kvasir_chat.messages import ConversationRefusedError, Message, NoContent, is_none, joined_parts, template_message
+
 MAX_RENDER_SECONDS = 10.0
 """Of a processor. A conversation of a million tokens takes less than one; others wait for what takes longer."""
 MAX_RENDERED_CHARS = 2**26
@@ -39,14 +34,6 @@ _MARK = "\N{SYMBOL FOR UNIT SEPARATOR}kvasir{}\N{SYMBOL FOR UNIT SEPARATOR}"
 _END_OF_CONTENT = _MARK.format("-continue")
 """Put behind the content to find where it ends in the prompt; a space behind it shows whether the template trims."""
 _FIRST, _SECOND = _MARK.format("-first"), _MARK.format("-second")
-
-
-class ConversationRefusedError(Exception):
-    """`field`: what is at fault, in the request's own words."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +68,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
+        reasoning_effort: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Of messages in OpenAI's shape. With `continue_final_message` the text ends where the last one's content ends;
-        else a turn of the model begins, unless `add_generation_prompt` is False.
+        else a turn of the model begins, unless `add_generation_prompt` is False. `variables` go before what
+        `reasoning_effort` sets.
 
         Raises ConversationRefusedError; what the template itself refuses, in its own words.
         """
@@ -96,7 +85,8 @@ class ChatTemplate:
             )
         knows_developer = "developer" in self.source
         seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
-        given = {**self._special_tokens, **variables, "tools": tools or None, "documents": documents or None}
+        asked = {**self._special_tokens, **_of_effort(reasoning_effort), **variables}
+        given = {**asked, "tools": tools or None, "documents": documents or None}
         if not continue_final_message:
             return self._text(seen, add_generation_prompt is not False, given)
         text, mark, rest = self._text([*seen[:-1], _marked(seen[-1])], False, given).rpartition(_END_OF_CONTENT)
@@ -166,98 +156,11 @@ class ChatTemplate:
         return None
 
 
-class NoContent(jinja2.ChainableUndefined):
-    """`content: null`, or none sent: `is none`, not `is defined`, and no text where it is printed or joined to some."""
-
-    def __add__(self, other: Any) -> Any:
-        return other
-
-    __radd__ = __add__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "NoContent":  # type: ignore[override]
-        return self
-
-    def __eq__(self, other: object) -> bool:
-        return other is None or isinstance(other, NoContent)
-
-    def __hash__(self) -> int:
-        return hash(None)
-
-
-class Arguments(dict[str, Any]):
-    """A call's arguments: the object, and where it is printed or joined to text the JSON that the client sent."""
-
-    def __init__(self, value: Mapping[str, Any], text: str) -> None:
-        super().__init__(value)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __add__(self, other: str) -> str:
-        return self._text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self._text
-
-
-def is_none(value: object) -> bool:
-    """Jinja's test `none`."""
-    return value is None or isinstance(value, NoContent)
-
-
-def template_message(
-    message: Any, index: int, shaped: Callable[[str, str | list[Message]], str | list[Message]], knows_developer: bool
-) -> Message:
-    """`shaped`: a role's content as the template takes it. Raises ConversationRefusedError."""
-    field = f"messages[{index}]"
-    if not isinstance(message, dict) or (role := message.get("role")) not in _ROLES:
-        raise ConversationRefusedError(f"{field}: it is no message with one of the roles {', '.join(_ROLES)}", field)
-    if role == "developer" and not knows_developer:
-        role = "system"  # OpenAI renamed it; most templates know the old name
-    content = _content(message.get("content"), f"{field}.content")
-    if content is None and role != "assistant":
-        raise ConversationRefusedError(
-            f"{field}.content: a message of the role {message['role']!r} needs content", f"{field}.content"
-        )
-    seen: Message = {"role": role, "content": NoContent() if content is None else shaped(role, content)}
-    seen |= {key: value for key in ("name", "tool_call_id") if (value := message.get(key)) is not None}
-    reasoning = next((value for key in _REASONING if (value := message.get(key)) is not None), None)
-    if reasoning is not None:
-        seen |= dict.fromkeys(_REASONING, reasoning)
-    if calls := message.get("tool_calls"):
-        seen["tool_calls"] = [_call(call, f"{field}.tool_calls") for call in calls]
-    return seen
-
-
-def joined_parts(parts: Sequence[Message]) -> str:
-    return "\n".join(part["text"] for part in parts)
-
-
-def _content(content: Any, field: str) -> str | list[Message] | None:
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(map(_is_text, content)):
-        return [{"type": "text", "text": part["text"]} for part in content]
-    raise ConversationRefusedError(f"{field}: it is neither text nor a list of parts of text", field)
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
-
-
-def _call(call: Any, field: str) -> Any:
-    """OpenAI sends a call's arguments as JSON in a string."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
-    arguments = function.get("arguments") or "{}"
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConversationRefusedError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
-    return {**call, "function": {**function, "arguments": Arguments(value, text) if isinstance(value, dict) else value}}
+def _of_effort(effort: str | None) -> dict[str, Any]:
+    """Templates know the effort, or a switch under one of two names."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **dict.fromkeys(("enable_thinking", "thinking"), effort != "none")}
 
 
 def _part(text: str) -> Message:

@@ -1,5 +1,6 @@
-"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take OpenAI's shape.
-An engine's other paths, those that load adapters or change its state, are not reachable from outside.
+"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take the shape of
+the API that was asked. An engine's other paths, those that load adapters or change its state, are not reachable from
+outside.
 """
 
 import logging
@@ -17,6 +18,7 @@ from kvasir_router import openapi
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.messages import CountTokens, Messages
 from kvasir_router.dialects.openai import OpenAIErrors
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
@@ -27,8 +29,6 @@ from kvasir_router.service.services import Services
 logger = logging.getLogger(__name__)
 _OTHER_MAKES = (
     "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
     "/v1/rerank",
     "/v1/score",
     "/classify",
@@ -40,6 +40,8 @@ DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/v1/embeddings": Embeddings(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
     "/tokenize": Tokenize(),
     "/detokenize": Tokenize(),
     **{path: Passthrough(path) for path in _OTHER_MAKES},

@@ -36,6 +36,17 @@ class ModelConfig:
     )
     tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
+    tool_call_parser: str | None = option(
+        "how the model writes calls of tools, by vLLM's name; none: they are text; default: what its template shows",
+        default=None,
+    )
+    enable_auto_tool_choice: bool = option(
+        "changes nothing: models may call tools wherever it is known how they write calls", default=False
+    )
+    reasoning_parser: str | None = option(
+        "how the model writes its thoughts, by vLLM's name; none: they are text; default: what its template shows",
+        default=None,
+    )
     dtype: DType = option("of weights and activations; auto: what the checkpoint declares", default="auto")
     device: Device = option("auto: cuda when there is one", default="auto")
     max_model_len: int | None = option(
@@ -258,6 +269,11 @@ class ServerConfig:
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
+    drop_client_header: bool = option(
+        "drop the line that coding assistants put before the system text of /v1/messages (x-anthropic-billing-header): "
+        "it differs with each request, so that no prefix is found in the cache",
+        default=False,
+    )
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
     )

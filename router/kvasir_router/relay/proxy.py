@@ -38,7 +38,7 @@ _JOURNAL_AT = JOURNAL_HEADER.encode()
 _OWN = frozenset({_REQUEST_ID, _TENANT, _ROUTER_SECRET, _RESUMABLE, _JOURNAL_AT})
 _NOT_FORWARDED = _OWN | {b"host", b"content-length", b"expect"}
 _OF_WHOLE_ANSWERS = frozenset({b"accept-encoding"})
-_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
+_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization", b"x-api-key"}
 
 
 def forwarded_headers(

@@ -11,6 +11,7 @@ import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, BodyBudget
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
+from kvasir_runtime.server.messages import MESSAGES, count_tokens_routes
 from kvasir_runtime.server.middleware import (
     AdmissionMiddleware,
     ApiKeyMiddleware,
@@ -24,7 +25,7 @@ from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 
-GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
+GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES)
 
 
 def create_app(
@@ -41,6 +42,7 @@ def create_app(
     app.include_router(generating_routes(serving, GENERATING))
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
+    app.include_router(count_tokens_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
     app.include_router(probe_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)

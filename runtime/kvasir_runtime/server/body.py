@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
 MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
+MAX_NAMED_HINTS = 1024
+"""Names that the log gives in a process's life: clients choose them."""
 _named_hints: set[str] = set()
 
 _OPENAI = frozenset({
@@ -57,14 +59,19 @@ _ENGINES = frozenset({
     "routed_experts_prompt_start", "routed_experts_start_len", "slot_id", "spaces_between_special_tokens",
     "stream_interval", "truncation_side", "use_audio_in_video",
 })  # fmt: skip
+MAX_NAME_CHARS = 64  # of a key that the log names
 HINTS = _OPENAI | _REASONING | _MESSAGES | _GATEWAYS | _ENGINES
 UNSUPPORTED = "this server does not support it; leave it out"
+_OLD_NAMES = {
+    "functions": "this server does not know this older name; send tools",
+    "function_call": "this server does not know this older name; send tool_choice",
+}
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 _WISHES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             # OpenAI
-            "audio", "function_call", "functions", "plugins", "prediction", "suffix", "tools",
+            "audio", "plugins", "prediction", "suffix", "tools",
             # vLLM
             "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", 
             "logits_processors", "logprob_token_ids", "prompt_embeds",
@@ -83,6 +90,7 @@ _WISHES: dict[str, tuple[Any, ...]] = {
         _NOTHING,
     ),
     **dict.fromkeys(("repeat_penalty", "tfs_z", "typical_p"), (None, 1)),
+    **dict.fromkeys(_OLD_NAMES, _NOTHING),
     "web_search_options": (None,),
 }  # fmt: skip
 """At the top of a body. With the values that ask for nothing."""
@@ -115,7 +123,19 @@ class Body(RequestModel):
         """Raises InvalidRequestError for one that is not granted here."""
         for name, value in (self.model_extra or {}).items():
             if name in _WISHES and value not in _WISHES[name]:
-                raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
+                raise InvalidRequestError(f"{name}: {_OLD_NAMES.get(name, UNSUPPORTED)}", name)
+
+
+def _taken(name: str, info: ValidationInfo) -> str:
+    if isinstance(info.context, set):
+        info.context.add(name[:MAX_NAME_CHARS])
+    return name
+
+
+class LenientBody(Body):
+    """Of an API whose clients send new fields with each of their releases: what is not known is taken as a hint."""
+
+    __pydantic_extra__: dict[Annotated[str, AfterValidator(_taken)], Any] = Field(init=False)
 
 
 def _refuse_unless_empty(value: Any) -> Any:
@@ -166,22 +186,36 @@ def parse(model: type[Model], body: bytes) -> Model:
     try:
         wishes = model.model_validate_json(body, context=hints)
     except ValidationError as error:
-        if error.error_count() > MAX_LISTED_ERRORS:
-            raise InvalidRequestError(
-                f"{error.error_count()} fields of the request are unknown or wrong, too many to name one; "
-                "send only fields that this route has"
-            ) from None
-        details = error.errors(include_url=False)
-        if details[0]["type"] == "json_invalid":
-            raise _malformed_body(body, details[0]) from error
-        raise _invalid_field(model, details) from error
+        raise _invalid(model, error, body) from error
     wishes.check_wishes()
     _name_once(hints)
     return wishes
 
 
+def checked(model: type[Model], values: dict[str, Any]) -> Model:
+    """What another API's request comes to, in the words of this one. Raises InvalidRequestError as `parse`."""
+    try:
+        wishes = model.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(model, error) from error
+    wishes.check_wishes()
+    return wishes
+
+
+def _invalid(model: type[Body], error: ValidationError, body: bytes = b"") -> InvalidRequestError:
+    if error.error_count() > MAX_LISTED_ERRORS:
+        return InvalidRequestError(
+            f"{error.error_count()} fields of the request are unknown or wrong, too many to name one; "
+            "send only fields that this route has"
+        )
+    details = error.errors(include_url=False)
+    if details[0]["type"] == "json_invalid":
+        return _malformed_body(body, details[0])
+    return _invalid_field(model, details)
+
+
 def _name_once(hints: set[str]) -> None:
-    if new := hints - _named_hints:
+    if (new := hints - _named_hints) and len(_named_hints) < MAX_NAMED_HINTS:
         _named_hints.update(new)
         logger.info("clients send fields that mean nothing here: %s", ", ".join(sorted(new)))
 

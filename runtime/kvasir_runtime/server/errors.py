@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object, with the HTTP status that clients act on."""
+"""Every failure as the error object of OpenAI's APIs or of Anthropic's, with the HTTP status that clients act on."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,7 +13,13 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
+from kvasir_runtime.server.responses import (
+    AnthropicErrorBody,
+    AnthropicErrorResponse,
+    ErrorBody,
+    ErrorResponse,
+    to_json,
+)
 
 RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED_REQUEST = 499
@@ -72,6 +78,34 @@ def status_and_body(error: KvasirRuntimeError) -> tuple[int, ErrorResponse]:
 
 def error_response(error: KvasirRuntimeError) -> Response:
     status, body = status_and_body(error)
+    return _response(error, status, body)
+
+
+ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_error(error: KvasirRuntimeError) -> tuple[int, AnthropicErrorResponse]:
+    """The status that every API has for it, and the words of this one."""
+    status, _ = status_and_body(error)
+    return status, AnthropicErrorResponse(
+        AnthropicErrorBody(_ANTHROPIC_TYPES.get(status, "invalid_request_error"), str(error))
+    )
+
+
+def anthropic_response(error: KvasirRuntimeError) -> Response:
+    return _response(error, *anthropic_error(error))
+
+
+def worded_response(error: KvasirRuntimeError, path: str) -> Response:
+    """In the words of the API that has the path."""
+    return anthropic_response(error) if path.startswith(ANTHROPIC_PATHS) else error_response(error)
+
+
+def _response(error: KvasirRuntimeError, status: int, body: ErrorResponse | AnthropicErrorResponse) -> Response:
     headers = {}
     if isinstance(error, ServerUnavailableError):
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
@@ -84,7 +118,7 @@ def error_response(error: KvasirRuntimeError) -> Response:
 
 async def handle_runtime_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvasirRuntimeError)
-    return error_response(error)
+    return worded_response(error, request.url.path)
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:

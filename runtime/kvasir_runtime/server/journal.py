@@ -2,8 +2,10 @@
 
 The router asks for it with a header. A comment line then precedes each event in the event's own block, so that either
 both arrive or neither: the first tells how the stream began, each other one the tokens that its event accounts for.
-When the engine is lost, the router sends the request's body to another with all the lines behind it. Only engines read
-the lines; what the router must know is the comment's mark, the two headers, and that an event ends at an empty line.
+Of several events with one line, all but the last end in another spelling of an empty line, a carriage return and a line
+feed, so that they are one block on their way. When the engine is lost, the router sends the request's body to another
+with all the lines behind it. Only engines read the lines; what the router must know is the comment's mark, the two
+headers, and how events end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,9 @@ MAX_JOURNAL_BYTES = 4 * 2**20
 ROOM_TO_MOVE_BYTES = 2**16
 """Of that for the line that says where the blocks are, and for what is still to be written when the stream leaves."""
 COMMENT = b": kvasir "
-END_OF_BLOCK = b"\n"
+END_OF_LINE = b"\n"
+END_OF_EVENT = b"\n\n"
+END_WITHIN_BLOCK = b"\n\r\n"
 
 
 class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -257,7 +261,13 @@ class JournalWriter(EventWriter):
     def _block(self, line: Beginning | Entry, event: bytes) -> bytes:
         encoded = _encoder.encode(line) + b"\n"
         self._num_bytes += len(encoded)
-        return COMMENT + encoded + (event or END_OF_BLOCK)
+        return COMMENT + encoded + (_as_one_block(event) or END_OF_LINE)
+
+
+def _as_one_block(events: bytes) -> bytes:
+    if events.count(END_OF_EVENT) < 2:
+        return events
+    return events[: -len(END_OF_EVENT)].replace(END_OF_EVENT, END_WITHIN_BLOCK) + END_OF_EVENT
 
 
 def event_writer(

@@ -30,11 +30,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.request_metrics import RequestMetrics
 from kvasir_runtime.server.admission import Admission, BodyBudget
-from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST, AuthenticationError, NotTheRouterError, error_response
+from kvasir_runtime.server.errors import (
+    CLIENT_CLOSED_REQUEST,
+    AuthenticationError,
+    NotTheRouterError,
+    error_response,
+    worded_response,
+)
 from kvasir_runtime.server.journal import JOURNAL_HEADER, RESUMABLE_HEADER
 from kvasir_runtime.server.probes import DRAIN_PATH, MIGRATE_PATHS, PROBE_PATHS
 from kvasir_runtime.server.resolving import STRANGER, TENANT_HEADER
-from kvasir_runtime.server.responses import ErrorResponse
 from kvasir_runtime.server.tokenizer_description import TOKENIZER_PATH
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 
@@ -97,9 +102,19 @@ def _given_id(scope: Scope) -> str | None:
     return given if 0 < len(given) <= MAX_REQUEST_ID_CHARS and given.isprintable() else None
 
 
+class _Told(msgspec.Struct):
+    message: str
+
+
+class _Answer(msgspec.Struct):
+    """Of an error, in every API's words."""
+
+    error: _Told
+
+
 def _error_in(body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=ErrorResponse).error.message
+        return msgspec.json.decode(body, type=_Answer).error.message
     except msgspec.DecodeError:
         return ""
 
@@ -116,11 +131,13 @@ class ApiKeyMiddleware:
         error = AuthenticationError(
             "the request has no valid API key; send the header 'Authorization: Bearer KEY' with this server's key"
         )
-        await error_response(error)(scope, receive, send)
+        await worded_response(error, scope["path"])(scope, receive, send)
 
     def _has_key(self, headers: Headers) -> bool:
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(key.strip().encode(), self._api_key)
+        """As OpenAI's clients send it, or as Anthropic's do."""
+        scheme, _, bearer = headers.get("Authorization", "").partition(" ")
+        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return secrets.compare_digest(key.strip().encode(), self._api_key)
 
 
 class RouterTrustMiddleware:
@@ -183,7 +200,7 @@ class AdmissionMiddleware:
             with self._admission.admit():
                 await self._app(scope, receive, send)
         except ServerUnavailableError as error:
-            await error_response(error)(scope, receive, send)
+            await worded_response(error, scope["path"])(scope, receive, send)
 
 
 class BodyBudgetMiddleware:

@@ -1,0 +1,265 @@
+"""POST /v1/messages and /v1/messages/count_tokens, asked through Anthropic's official client."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from kvasir_runtime.config import ServerConfig
+from kvasir_runtime.server.journal import COMMENT
+
+PROMPT = "größer 日本語 😀 the quick brown fox"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+HEADER = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1f2e;"}
+
+
+@pytest.fixture
+def client(running) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=running.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def prompt_text(running) -> str:
+    return running.tokenizer.decode(running.core.received[-1].spec.prompt_token_ids, skip_special_tokens=False)
+
+
+def test_an_answer_has_its_text_its_usage_and_the_reason_of_its_end(running, client) -> None:
+    running.core.num_cached_tokens = 3
+    message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=5)
+    [block] = message.content
+    assert (message.type, message.role, message.model, message.id[:4]) == ("message", "assistant", "tiny", "msg-")
+    assert (block.type, block.text[:5]) == ("text", "user\n")  # the core repeats the prompt
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    num_prompt_tokens = len(running.core.received[0].spec.prompt_token_ids)
+    assert message.usage.input_tokens == num_prompt_tokens - 3
+    assert (message.usage.cache_read_input_tokens, message.usage.output_tokens) == (3, 5)
+
+
+def test_system_blocks_and_turns_become_the_prompt_that_chat_makes(running, client) -> None:
+    system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, text("Be kind.")]
+    messages = [
+        {"role": "user", "content": [text("Hi"), text("there")]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": "b"}, text("Hello")]},
+        {"role": "user", "content": "You?"},
+    ]
+    client.messages.create(model="tiny", system=system, messages=messages, max_tokens=1)
+    assert prompt_text(running) == (
+        "<|im_start|>system\nBe brief.\nBe kind.<|im_end|>\n<|im_start|>user\nHi\nthere<|im_end|>\n"
+        "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nYou?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+def test_turns_of_one_role_are_one_turn(running, client) -> None:
+    messages = [*MESSAGES, {"role": "user", "content": "And now?"}]
+    client.messages.create(model="tiny", messages=messages, max_tokens=1)
+    assert prompt_text(running) == f"<|im_start|>user\n{PROMPT}\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_answer_that_the_request_begins_is_continued(running, client) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The answer is"}]
+    client.messages.create(model="tiny", messages=messages, max_tokens=1)
+    assert prompt_text(running).endswith("<|im_start|>assistant\nThe answer is")
+
+
+def test_sampling_is_what_was_asked_for(running) -> None:
+    ask(running, max_tokens=7, temperature=0.25, top_p=0.5, top_k=9, seed=5, min_p=0.125)
+    sampling = running.core.received[0].spec.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.25, 0.5, 9)
+    assert (sampling.seed, sampling.min_p) == (5, 0.125)
+
+
+def test_a_stop_sequence_ends_the_answer_and_is_named(client) -> None:
+    message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=99, stop_sequences=["nothing", "lo"])
+    assert message.stop_reason == "end_turn"
+    message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=99, stop_sequences=["zz", "quick"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "quick")
+    assert message.content[0].text == "user\ngrößer 日本語 😀 the "
+
+
+def test_a_bound_beyond_the_context_is_cut_to_it_and_the_end_says_so(running) -> None:
+    message = ask(running, max_tokens=32000, ignore_eos=True).json()
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    assert message["usage"]["input_tokens"] + message["usage"]["output_tokens"] == 512
+
+
+def test_a_stream_adds_up_to_the_whole_message(running, client) -> None:
+    running.core.num_cached_tokens = 2
+    options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 30}
+    whole = client.messages.create(**options)
+    with client.messages.stream(**options) as stream:
+        streamed = stream.get_final_message()
+    assert streamed.model_dump(exclude={"id"}) == whole.model_dump(exclude={"id"})
+
+
+def test_events_come_in_their_order(running) -> None:
+    events = events_of(ask(running, stream=True, max_tokens=6).content)
+    kinds = [event["type"] for event in events]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
+    assert set(kinds[3:-3]) == {"content_block_delta"}
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    begun = events[0]["message"]
+    assert (begun["content"], begun["stop_reason"]) == ([], None)
+    assert begun["usage"]["input_tokens"] == len(running.core.received[0].spec.prompt_token_ids)
+    assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 6
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    """Each names its kind twice."""
+    events = []
+    for block in stream.replace(b"\n\r\n", b"\n\n").split(b"\n\n")[:-1]:
+        kind, data = block.split(b"\n")
+        event = json.loads(data.removeprefix(b"data: "))
+        assert kind == b"event: " + event["type"].encode()
+        events.append(event)
+    return events
+
+
+def ask(running, path: str = "/v1/messages", headers: dict[str, str] | None = None, **options: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 4} | options
+    return running.http.post(path, json=body, headers=headers)
+
+
+def test_a_stream_cut_at_any_block_and_continued_adds_up_to_the_whole(running) -> None:
+    running.core.num_cached_tokens = 3
+    options: dict[str, Any] = {"stream": True, "max_tokens": 24, "stop_sequences": ["fox"], "seed": 3}
+    blocks = with_journal(running, b"", options)
+    whole = split(blocks)[1]
+    assert added_up(whole)["text"] == "user\ngrößer 日本語 😀 the quick brown "
+    for cut in range(1, len(blocks)):
+        journal, before = split(blocks[:cut])
+        rest = split(with_journal(running, journal, options))[1]
+        assert added_up(before + rest) == added_up(whole), f"cut after {cut} blocks"
+
+
+def with_journal(running, journal: bytes, options: dict[str, Any]) -> list[bytes]:
+    content = json.dumps({"model": "tiny", "messages": MESSAGES} | options).encode()
+    headers = {"x-kvasir-resumable": "1"} | ({"x-kvasir-journal-at": str(len(content))} if journal else {})
+    response = running.http.post("/v1/messages", content=content + journal, headers=headers)
+    assert (response.status_code, response.headers["x-kvasir-resumable"]) == (200, "1"), response.text
+    return response.content.split(b"\n\n")[:-1]
+
+
+def split(blocks: list[bytes]) -> tuple[bytes, list[dict[str, Any]]]:
+    lines, events = b"", b""
+    for block in blocks:
+        if block.startswith(COMMENT):
+            line, _, block = block.partition(b"\n")
+            lines += line.removeprefix(COMMENT) + b"\n"
+        events += block + b"\n\n" if block else b""
+    return lines, events_of(events)
+
+
+def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """How much text comes with one event depends on the moment."""
+    texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    others = [event for event in events if event["type"] != "content_block_delta"]
+    return {"text": "".join(texts), "others": others}
+
+
+def test_tokens_are_counted_as_they_would_be_prefilled(running, client) -> None:
+    count = client.messages.count_tokens(model="tiny", system="Be brief.", messages=MESSAGES)
+    message = client.messages.create(model="tiny", system="Be brief.", messages=MESSAGES, max_tokens=1)
+    assert count.input_tokens == message.usage.input_tokens
+
+
+def test_the_header_of_coding_assistants_is_dropped_where_that_is_wanted(start_server) -> None:
+    with start_server(config=ServerConfig(drop_client_header=True)) as running:
+        response = ask(running, system=[HEADER, text("Be brief.")], max_tokens=1)
+        assert response.status_code == 200
+        assert prompt_text(running).startswith("<|im_start|>system\nBe brief.<|im_end|>")
+        counted = ask(running, "/v1/messages/count_tokens", system=[HEADER, text("Be brief.")])
+        assert counted.json()["input_tokens"] == len(running.core.received[0].spec.prompt_token_ids)
+
+
+def test_the_header_of_coding_assistants_stays_unless_that_is_wanted(running) -> None:
+    ask(running, system=[HEADER, text("Be brief.")], max_tokens=1)
+    assert HEADER["text"] in prompt_text(running)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"messages": []}, "messages: [] was given"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]: it is no message with one of the roles"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content: a message of the role 'user' needs"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content: a text or a list of blocks"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]: a block of the"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text: a text is"),
+        ({"system": [{"type": "image"}]}, "system[0]: a block of the type 'image' cannot stand here"),
+        ({"mcp_servers": [{"name": "a"}]}, "mcp_servers: this server does not support it"),
+        ({"thinking": {"type": "maybe"}}, "thinking.type"),
+        ({"n": 2}, "n: an answer of this API is one sequence"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_its_place(running, path: str, options: Any, told: str) -> None:
+    response = ask(running, path, **options)
+    assert (response.status_code, response.json()["type"]) == (400, "error")
+    error = response.json()["error"]
+    assert (error["type"], told in error["message"]) == ("invalid_request_error", True), error
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "kind"),
+    [
+        ({"max_tokens": 0}, 400, "invalid_request_error"),
+        ({"stop_sequences": [""]}, 400, "invalid_request_error"),
+        ({"temperature": -1}, 400, "invalid_request_error"),
+        ({"model": "other"}, 404, "not_found_error"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "invalid_request_error"),
+    ],
+)
+def test_errors_are_in_the_words_of_this_api(running, options: Any, status: int, kind: str) -> None:
+    response = ask(running, **options)
+    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+
+
+def test_fields_of_newer_clients_are_taken(client) -> None:
+    message = client.messages.create(
+        model="tiny",
+        messages=MESSAGES,
+        max_tokens=1,
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        extra_body={"context_management": {"edits": []}, "diagnostics": True},
+    )
+    assert message.usage.output_tokens == 1
+
+
+def test_a_format_of_the_answer_becomes_its_grammar(running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    ask(running, output_config={"format": {"type": "json_schema", "schema": schema}})
+    grammar = running.core.received[0].spec.grammar
+    ask(running, output_format={"type": "json_schema", "schema": schema})
+    assert grammar is not None
+    assert running.core.received[1].spec.grammar == grammar
+
+
+@pytest.mark.parametrize("headers", [{"x-api-key": "secret"}, {"authorization": "Bearer secret"}])
+def test_a_key_may_be_sent_as_either_api_has_it(start_server, headers: dict[str, str]) -> None:
+    with start_server(config=ServerConfig(api_key="secret")) as running:
+        assert ask(running, headers=headers).status_code == 200
+        refused = ask(running, headers={"x-api-key": "other"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+
+
+def test_a_stream_that_goes_wrong_ends_with_an_error_event(start_server) -> None:
+    with start_server() as running:
+        running.core.step_seconds = 0.01
+        body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "stream": True, "ignore_eos": True}
+        received = b""
+        with running.http.stream("POST", "/v1/messages", json=body) as response:
+            for chunk in response.iter_bytes():
+                if not received:
+                    running.core.die()
+                received += chunk
+    last = events_of(received)[-1]
+    assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
