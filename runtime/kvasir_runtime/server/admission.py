@@ -36,8 +36,9 @@ class Admission:
     """Of one API process; `max_sequences` is for all of them together."""
 
     def __init__(self, ipc_dir: Path, api_server_count: int, api_index: int, max_sequences: int) -> None:
-        self._rows = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS)
-        self._row = self._rows.row(api_index)
+        rows = SharedRows(ipc_dir / "admission", api_server_count, NUM_SLOTS)
+        self._row = rows.row(api_index)
+        self._draining, self._refusing, self._requests, self._sequences = map(rows.column, range(NUM_SLOTS))
         self._max_sequences = max_sequences
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -45,16 +46,16 @@ class Admission:
     @property
     def is_draining(self) -> bool:
         """Whoever asks whether the server is ready is told that it is not."""
-        return self._rows.total(DRAINING) > 0
+        return any(self._draining)
 
     @property
     def is_refusing(self) -> bool:
-        return self._rows.total(REFUSING) > 0
+        return any(self._refusing)
 
     @property
     def num_in_flight(self) -> int:
         """Requests of all API processes."""
-        return int(self._rows.total(REQUESTS))
+        return int(sum(self._requests))
 
     async def wait_idle(self) -> None:
         """Until this process answers no request."""
@@ -84,7 +85,7 @@ class Admission:
     @contextmanager
     def hold(self, num_sequences: int) -> Iterator[None]:
         """Count a request's sequences while the engine has them. Raises ServerUnavailableError where it has enough."""
-        num_held = int(self._rows.total(SEQUENCES))
+        num_held = int(sum(self._sequences))
         if num_held + num_sequences > self._max_sequences:
             raise ServerUnavailableError(
                 f"this engine works on {num_held} sequences and takes no more than {self._max_sequences} "
