@@ -68,10 +68,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
+        reasoning_effort: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Of messages in OpenAI's shape. With `continue_final_message` the text ends where the last one's content ends;
-        else a turn of the model begins, unless `add_generation_prompt` is False.
+        else a turn of the model begins, unless `add_generation_prompt` is False. `variables` go before what
+        `reasoning_effort` sets.
 
         Raises ConversationRefusedError; what the template itself refuses, in its own words.
         """
@@ -83,7 +85,8 @@ class ChatTemplate:
             )
         knows_developer = "developer" in self.source
         seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
-        given = {**self._special_tokens, **variables, "tools": tools or None, "documents": documents or None}
+        asked = {**self._special_tokens, **_of_effort(reasoning_effort), **variables}
+        given = {**asked, "tools": tools or None, "documents": documents or None}
         if not continue_final_message:
             return self._text(seen, add_generation_prompt is not False, given)
         text, mark, rest = self._text([*seen[:-1], _marked(seen[-1])], False, given).rpartition(_END_OF_CONTENT)
@@ -151,6 +154,13 @@ class ChatTemplate:
             is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
             return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
         return None
+
+
+def _of_effort(effort: str | None) -> dict[str, Any]:
+    """Templates know the effort, or a switch under one of two names."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **dict.fromkeys(("enable_thinking", "thinking"), effort != "none")}
 
 
 def _part(text: str) -> Message:

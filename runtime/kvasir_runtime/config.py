@@ -36,6 +36,17 @@ class ModelConfig:
     )
     tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
+    tool_call_parser: str | None = option(
+        "how the model writes calls of tools, by vLLM's name; none: they are text; default: what its template shows",
+        default=None,
+    )
+    enable_auto_tool_choice: bool = option(
+        "changes nothing: models may call tools wherever it is known how they write calls", default=False
+    )
+    reasoning_parser: str | None = option(
+        "how the model writes its thoughts, by vLLM's name; none: they are text; default: what its template shows",
+        default=None,
+    )
     dtype: DType = option("of weights and activations; auto: what the checkpoint declares", default="auto")
     device: Device = option("auto: cuda when there is one", default="auto")
     max_model_len: int | None = option(

@@ -46,12 +46,16 @@ HINTS = _OPENAI | _REASONING | _MESSAGES | _GATEWAYS | _ENGINES
 
 
 UNSUPPORTED = "this server does not support it; leave it out"
+_OLD_NAMES = {
+    "functions": "this server does not know this older name; send tools",
+    "function_call": "this server does not know this older name; send tool_choice",
+}
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 _WISHES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             # OpenAI
-            "audio", "function_call", "functions", "plugins", "prediction", "suffix", "tools",
+            "audio", "plugins", "prediction", "suffix", "tools",
             # vLLM
             "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", 
             "logits_processors", "logprob_token_ids", "prompt_embeds",
@@ -70,6 +74,7 @@ _WISHES: dict[str, tuple[Any, ...]] = {
         _NOTHING,
     ),
     **dict.fromkeys(("repeat_penalty", "tfs_z", "typical_p"), (None, 1)),
+    **dict.fromkeys(_OLD_NAMES, _NOTHING),
     "web_search_options": (None,),
 }  # fmt: skip
 """At the top of a body. With the values that ask for nothing."""
@@ -102,7 +107,7 @@ class Body(RequestModel):
         """Raises InvalidRequestError for one that is not granted here."""
         for name, value in (self.model_extra or {}).items():
             if name in _WISHES and value not in _WISHES[name]:
-                raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
+                raise InvalidRequestError(f"{name}: {_OLD_NAMES.get(name, UNSUPPORTED)}", name)
 
 
 def _taken(name: str, info: ValidationInfo) -> str:

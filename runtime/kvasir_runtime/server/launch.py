@@ -41,6 +41,7 @@ from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
+from kvasir_runtime.server.reading import answer_formats
 from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.serving import Serving
@@ -271,13 +272,15 @@ def _serving(
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
     template = load_chat_template(tokenizer_folder, tokenizer, template_file)
+    source = None if template is None else template.source
     return Serving(
         engine=engine,
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
         grammars=Grammars(tokenizer),
-        description=TokenizerDescription(tokenizer, None if template is None else template.source),
+        formats=answer_formats(tokenizer, source, config.model.tool_call_parser, config.model.reasoning_parser),
+        description=TokenizerDescription(tokenizer, source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),
         model_folder=str(folder),

@@ -21,6 +21,7 @@ from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.messages_request import MessagesChat, MessagesPrompt, MessagesRequest
 from kvasir_runtime.server.openai import chat_prompts, transfer_params_of
 from kvasir_runtime.server.prompts import Prompt
+from kvasir_runtime.server.reading import Reading
 from kvasir_runtime.server.responses import Usage, to_json
 from kvasir_runtime.server.serving import Heading, Route, Serving
 from kvasir_runtime.transfer.params import KvTransferParams
@@ -92,7 +93,14 @@ class Blocks:
 
 
 class MessagesShape:
-    def __init__(self, tokenizer: Tokenizer, wishes: MessagesChat, prompts: Sequence[Prompt], heading: Heading) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wishes: MessagesChat,
+        prompts: Sequence[Prompt],
+        heading: Heading,
+        reading: Reading | None = None,
+    ) -> None:
         self._wishes = wishes
         self._heading = heading
         self._has_begun = False
@@ -192,7 +200,7 @@ def count_tokens_routes(serving: Serving) -> APIRouter:
         asked = parse(MessagesPrompt, body)
         serving.check_model(asked.model)
         chat = asked.to_tokenize(drops_client_header=serving.drops_client_header)
-        tokens = await serving.prompts.chat_prompt(chat, limits)
-        return Response(to_json(TokenCount(len(tokens))), media_type="application/json")
+        prompt = await serving.prompts.chat_prompt(chat, limits)
+        return Response(to_json(TokenCount(len(prompt.token_ids))), media_type="application/json")
 
     return router

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError, PydanticUseDefault
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
 from kvasir_runtime.server.structured import StructuredFields
+from kvasir_runtime.server.tools import OfferedTools, ToolFields
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
@@ -22,12 +23,6 @@ MAX_TEMPERATURE = 1e30
 """OpenAI takes at most 2, vLLM anything; this one leaves logits in float32 as far apart as one can tell."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions."""
-
-
-def _refuse_tool_choice(value: Any) -> Any:
-    if value in (None, "none", "auto"):
-        return None
-    raise PydanticCustomError("unsupported", "this server does not support tools; leave it out")
 
 
 def _whole(value: Any) -> Any:
@@ -282,7 +277,7 @@ class ChatMessage(RequestModel):
     partial: Unsupported = None
 
 
-class ChatPrompt(Body):
+class ChatPrompt(OfferedTools):
     """How messages become a prompt; shared by chat completions and /tokenize."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -290,6 +285,8 @@ class ChatPrompt(Body):
     continue_final_message: Flag = False
     add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """Reaches the template; `none` switches thinking off where it knows a switch, any other on."""
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
@@ -301,12 +298,13 @@ class ChatPrompt(Body):
         return self
 
 
-class ChatCompletionRequest(ChatPrompt, GenerationFields):
+class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
     """POST /v1/chat/completions."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_refuse_tool_choice)] = None
+    include_reasoning: Flag = True
+    """False: what the model thinks is left out of the answer."""
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
@@ -317,6 +315,14 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
     def _check_logprobs(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+        return self
+
+    @model_validator(mode="after")
+    def _check_beam_calls(self) -> Self:
+        if self.use_beam_search and self.call_rule is not None:
+            raise PydanticCustomError(
+                "use_beam_search", "use_beam_search cannot be used with tools; leave them out or set tool_choice: none"
+            )
         return self
 
 

@@ -131,6 +131,7 @@ def resolved(
     limits: Limits,
     kv_transfer: KvTransferConfig | None,
     grammar: str | None = None,
+    shown_special_ids: Set[int] = frozenset(),
 ) -> list[GenerateRequest]:
     """One request for the token ids of each prompt. Raises InvalidRequestError, naming the field at fault."""
     kv_transfer_params = transfer_params(request, wishes, kv_transfer, len(prompts))
@@ -151,6 +152,7 @@ def resolved(
                 stop=wishes.stop_strings,
                 include_stop_str_in_output=wishes.include_stop_str_in_output,
                 skip_special_tokens=wishes.skip_special_tokens,
+                shown_special_ids=shown_special_ids,
                 min_tokens=wishes.min_tokens,
             ),
             n=wishes.num_sequences,

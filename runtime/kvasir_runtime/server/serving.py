@@ -26,6 +26,7 @@ from kvasir_runtime.server.foreign_fields import Body
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
+from kvasir_runtime.server.reading import AnswerFormats, Reading
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.structured import Grammars
@@ -42,6 +43,7 @@ class Serving:
     tokenizer: Tokenizer
     prompts: PromptBuilder
     grammars: Grammars
+    formats: AnswerFormats
     description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
@@ -102,6 +104,10 @@ class Heading:
     model: str
 
 
+def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> None:
+    """The reading of a route that answers with the model's text."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Generic[Asked, Wishes]):
     path: str
@@ -111,9 +117,11 @@ class Route(Generic[Asked, Wishes]):
     wishes: Callable[[Asked, Serving], Awaitable[Wishes]]
     """What it asks for in the words that requests are resolved from."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
-    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading], Shape]
+    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
     refusal: Callable[[KvasirRuntimeError], Response]
     """In the words of the route's API, where an answer has not begun; its shape has those for later."""
+    reading: Callable[[AnswerFormats, Wishes, Sequence[Prompt]], Reading | None] = as_it_is
+    """How answers are read for the shape; None: not at all."""
 
 
 async def as_given(asked: Wishes, serving: Serving) -> Wishes:
@@ -152,8 +160,11 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     wishes = await route.wishes(parse(route.body, body), serving)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
-    grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
+    wanted = wishes.wanted_grammar()
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    reading = route.reading(serving.formats, wishes, prompts)
+    wanted = wanted if reading is None else reading.wanted(wanted)
+    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
@@ -165,6 +176,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
             limits=limits,
             kv_transfer=serving.kv_transfer,
             grammar=grammar,
+            shown_special_ids=frozenset() if reading is None else reading.shown_special_ids,
         ),
         serving.model_digest,
         limits.vocab_size,
@@ -177,7 +189,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
         engine=serving.engine,
         admission=serving.admission,
         requests=requests,
-        shape=route.shape(serving.tokenizer, wishes, prompts, heading),
+        shape=route.shape(serving.tokenizer, wishes, prompts, heading, reading),
         shapers=serving.shapers,
         num_returned=wishes.num_returned,
         journal=journal,

@@ -158,9 +158,8 @@ class Grammars:
         self._making = threading.Lock()
         self._kept: OrderedDict[str, str] = OrderedDict()
 
-    async def grammar_of(self, wishes: StructuredFields, vocab_size: int) -> str | None:
+    async def grammar_of(self, wanted: WantedGrammar | None, vocab_size: int) -> str | None:
         """None: any text will do. Raises InvalidRequestError."""
-        wanted = wishes.wanted_grammar()
         if wanted is None:
             return None
         kept = self._kept.get(wanted.key)

@@ -195,6 +195,39 @@ def test_arguments_are_an_object_and_its_text_however_they_are_sent(arguments: A
     assert render(source, [CALLING | {"tool_calls": [call]}]) == f"{text} {value}"
 
 
+@pytest.mark.parametrize("arguments", ['{"x": "y', "{'x': 1}", "[" * 100_000, '"\\ud800"', "NaN", "null", "[1]"])
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{{ a }}", "{}"),
+        ("{{ '<' + a + '>' }}", "<{}>"),
+        ("{% for key, value in a.items() %}{{ key }}{% endfor %}", ""),
+        ("{% for key, value in a | items %}{{ key }}{% endfor %}", ""),
+        ("{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}", "{}"),
+        ("{% if a is mapping %}mapping{% endif %}", "mapping"),
+    ],
+)
+def test_a_call_that_was_cut_does_not_end_the_conversation(arguments: str, source: str, wanted: str) -> None:
+    source = f"{{% set a = messages[0].tool_calls[0].function.arguments %}}{source}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert render(source, [CALLING | {"tool_calls": [call]}]) == wanted.replace("{}", arguments)
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables", "seen"),
+    [
+        (None, {}, "-,-,-"),
+        ("low", {}, "low,True,True"),
+        ("none", {}, "none,False,False"),
+        ("high", {"enable_thinking": False, "reasoning_effort": "max"}, "max,False,True"),
+    ],
+)
+def test_the_effort_reaches_a_template_under_the_names_that_templates_use(effort, variables, seen: str) -> None:
+    names = ("reasoning_effort", "enable_thinking", "thinking")
+    source = "{{ [" + ", ".join(f"{name} | default('-')" for name in names) + "] | join(',') }}"
+    assert render(source, reasoning_effort=effort, variables=variables) == seen
+
+
 def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> None:
     refusal = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
     source = f"{refusal}{{% for m in messages %}}{LOOP}{{% endfor %}}"
@@ -217,7 +250,6 @@ def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(s
         ({"role": "critic", "content": "hi"}, "messages[0]"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}, "messages[0].tool_calls"),
     ],
 )
 def test_a_message_at_fault_is_named(message: Any, field: str) -> None:

@@ -1,0 +1,190 @@
+"""How an answer is read between the detokenizer and a shape: thoughts and calls of tools are told from text.
+
+The formats are the served model's. What one request asks of them is a `Reading`, and each of its sequences has a
+parser. A request that asks for neither has no reading, and its text goes to the shape as it is.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+
+from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
+from kvasir_runtime.requests.outputs import FinishReason
+from kvasir_runtime.server.structured import WantedGrammar
+from kvasir_runtime.server.tools import CallRule
+from kvasir_runtime.structured.grammars import Thought, behind_a_thought
+from kvasir_runtime.talk.detection import detect_calls, detect_reasoning
+from kvasir_runtime.talk.events import CallBegun, Content, Event, Reasoning
+from kvasir_runtime.talk.formats import FORMATS, REASONING, CallFormat, ReasoningFormat
+from kvasir_runtime.talk.parser import AnswerParser, is_thought_open
+
+NO_FORMAT = "none"
+"""In the place of a format's name."""
+_SHOWN_BY = "shown_by"
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormats:
+    """How the served model writes calls and thoughts; None: not known, or not at all."""
+
+    calls_name: str | None = None
+    calls: CallFormat | None = None
+    special_call_marks: Mapping[str, int] = field(default_factory=dict)
+    """Special tokens that its marks are made of, and their ids."""
+    reasoning: ReasoningFormat | None = None
+    special_reasoning_marks: Mapping[str, int] = field(default_factory=dict)
+
+    def reading(self, rule: CallRule | None, prompt: str, *, includes_reasoning: bool) -> "Reading | None":
+        """Raises InvalidRequestError where calls are asked for and the model's format is not known."""
+        if rule is not None and self.calls is None:
+            raise InvalidRequestError(
+                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, or set "
+                "tool_choice: none",
+                "tools",
+            )
+        if rule is not None and rule.is_required:
+            raise InvalidRequestError("tool_choice: this server cannot force a call yet; send auto", "tool_choice")
+        if rule is None and self.reasoning is None:
+            return None
+        is_thinking = self.reasoning is not None and is_thought_open(self.reasoning, prompt)
+        return Reading(self, rule, is_thinking=is_thinking, includes_reasoning=includes_reasoning)
+
+
+def answer_formats(
+    tokenizer: Tokenizer, template: str | None, calls_name: str | None, reasoning_name: str | None
+) -> AnswerFormats:
+    """The named ones, else those that the chat template shows. Raises ConfigurationError."""
+    shown = template or ""
+    calls_name = _chosen("--tool-call-parser", calls_name, list(FORMATS), detect_calls(shown))
+    reasoning_name = _chosen("--reasoning-parser", reasoning_name, list(REASONING), detect_reasoning(shown))
+    calls = None if calls_name is None else FORMATS[calls_name]
+    reasoning = None if reasoning_name is None else REASONING[reasoning_name]
+    return AnswerFormats(
+        calls_name=calls_name,
+        calls=calls,
+        special_call_marks=_special_marks(tokenizer, calls),
+        reasoning=reasoning,
+        special_reasoning_marks=_special_marks(tokenizer, reasoning),
+    )
+
+
+def _chosen(flag: str, name: str | None, known: Sequence[str], detected: str | None) -> str | None:
+    if name is None:
+        return detected
+    if name == NO_FORMAT:
+        return None
+    if name not in known:
+        raise ConfigurationError(f"{flag} is {name!r}; known are {', '.join([*known, NO_FORMAT])}")
+    return name
+
+
+def _special_marks(tokenizer: Tokenizer, described: CallFormat | ReasoningFormat | None) -> dict[str, int]:
+    texts = list(_texts(described))
+    tokens = {token: token_id for token_id in tokenizer.special_ids if (token := tokenizer.token(token_id))}
+    return {token: token_id for token, token_id in tokens.items() if any(token in text for text in texts)}
+
+
+def _texts(described: object) -> Iterator[str]:
+    """That a description has anywhere."""
+    if isinstance(described, str):
+        yield described
+    elif isinstance(described, tuple):
+        for each in described:
+            yield from _texts(each)
+    elif is_dataclass(described):
+        for part in fields(described):
+            if part.name != _SHOWN_BY:
+                yield from _texts(getattr(described, part.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of one request's answers."""
+
+    formats: AnswerFormats
+    rule: CallRule | None
+    is_thinking: bool
+    """The prompt has begun a thought."""
+    includes_reasoning: bool
+
+    @property
+    def shown_special_ids(self) -> frozenset[int]:
+        """Parsers find marks by their text."""
+        formats = self.formats
+        of_calls = frozenset[int]() if self.rule is None else formats.special_call_marks.values()
+        return frozenset([*formats.special_reasoning_marks.values(), *of_calls])
+
+    def parser(self) -> AnswerParser:
+        rule = self.rule
+        schemas = {tool.function.name: tool.function.parameters for tool in (rule.tools if rule is not None else ())}
+        calls = None if rule is None else self.formats.calls
+        return AnswerParser(calls, self.formats.reasoning, tools=schemas, is_thinking=self.is_thinking)
+
+    def wanted(self, answer: WantedGrammar | None) -> WantedGrammar | None:
+        """The grammar of all that the model writes, whose answer is to follow one."""
+        if answer is None or self.formats.reasoning is None:
+            return answer
+        thought = Thought(
+            self.formats.reasoning.opened,
+            self.formats.reasoning.closed,
+            is_open=self.is_thinking,
+            special_tokens=self.formats.special_reasoning_marks,
+        )
+        return WantedGrammar(
+            answer.field,
+            f"thought {self.is_thinking} {answer.key}",
+            lambda: behind_a_thought(answer.make(), thought),
+        )
+
+
+class AnswerReader:
+    """The sequences of one request, each as far as it has come. A stream that goes on in another engine gets the same
+    ids there, since they are made of what its journal keeps."""
+
+    def __init__(self, reading: Reading, request_id: str, created: int) -> None:
+        self._reading = reading
+        self._identity = f"{request_id} {created}"
+        self._parsers: dict[int, AnswerParser] = {}
+        self._callers: set[int] = set()
+        """Sequences with a call."""
+
+    def read(self, delta: SequenceDelta) -> list[Event]:
+        """What a delta brings, with calls' ids."""
+        parser = self._parsers.get(delta.index)
+        if parser is None:
+            parser = self._parsers[delta.index] = self._reading.parser()
+        events = parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            events += parser.finish()
+        return [self._with_id(delta.index, event) for event in events if self._is_wanted(event)]
+
+    def finish_reason(self, delta: SequenceDelta) -> FinishReason | str | None:
+        """As OpenAI has it, after `read`."""
+        is_named = self._reading.rule is not None and self._reading.rule.is_named
+        is_call = delta.index in self._callers and delta.finish_reason == "stop" and not is_named
+        return "tool_calls" if is_call else delta.finish_reason
+
+    def _is_wanted(self, event: Event) -> bool:
+        match event:
+            case Reasoning():
+                return self._reading.includes_reasoning
+            case Content():
+                return True
+        rule = self._reading.rule
+        return event.index == 0 or rule is None or rule.is_parallel
+
+    def _with_id(self, index: int, event: Event) -> Event:
+        if not isinstance(event, CallBegun):
+            return event
+        self._callers.add(index)
+        return event if event.call_id is not None else replace(event, call_id=self._call_id(index, event.index))
+
+    def _call_id(self, index: int, call_index: int) -> str:
+        digest = hashlib.sha256(f"{self._identity} {index} {call_index}".encode())
+        if self._reading.formats.calls_name != "mistral":
+            return f"call_{digest.hexdigest()[:24]}"
+        number = int.from_bytes(digest.digest())
+        return "".join(_DIGITS[number // 62**place % 62] for place in range(9))  # its template takes no others
