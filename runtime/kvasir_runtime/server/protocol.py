@@ -310,6 +310,8 @@ class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     include_reasoning: Flag = True
     """False: what the model thinks is left out of the answer."""
+    thinking_token_budget: Annotated[Whole, Field(ge=0)] | None = None
+    """After so many tokens a thought is ended."""
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property

@@ -1,12 +1,14 @@
 """Calls of tools and thoughts, asked through the official client of a server whose model writes what it is told."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from tests.runtime.server.conftest import Running, byte_level_tokenizer, running_server
 from tests.runtime.server.test_resumption import added_up, split, stream
+from tokenizers import AddedToken
 
 TOOLS = [
     {
@@ -25,25 +27,41 @@ TIME = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CITY = '{"city": "Köln", "days": [1, 2]}'
 
 
-@pytest.fixture(scope="session")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server whose model writes the last message's content, calls in hermes' format, and thoughts."""
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@contextmanager
+def talking(tmp_path_factory: pytest.TempPathFactory, *, has_special_marks: bool) -> Iterator[Running]:
+    """A server whose model writes the last message's content, calls in hermes' format, and thoughts; its tokenizer has
+    the marks as tokens, as Qwen's does."""
     folder = tmp_path_factory.mktemp("models") / "talking"
     folder.mkdir()
-    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=has_special_marks) for mark in MARKS])
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"chat_template": ECHO, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with running_server(folder, tmp_path_factory.mktemp("ipc")) as running:
+        running.core.step_seconds = 0.0
         yield running
 
 
-Ask = Callable[..., Any]
+@pytest.fixture(scope="module")
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with talking(tmp_path_factory, has_special_marks=False) as running:
+        yield running
 
 
 @pytest.fixture
-def model(talking: Running) -> Running:
-    talking.core.received, talking.core.aborted, talking.core.step_seconds = [], [], 0.0
-    return talking
+def model(own_model: Running) -> Running:
+    own_model.core.received, own_model.core.aborted = [], []
+    return own_model
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with talking(tmp_path_factory, has_special_marks=True) as running:
+        yield running
 
 
 def wishes(text: str, **options: Any) -> dict[str, Any]:
@@ -94,7 +112,7 @@ def test_plain_answers_have_no_empty_list_of_calls(model: Running) -> None:
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
 
 
-@pytest.mark.parametrize("num_tokens", range(45, 75, 5))
+@pytest.mark.parametrize("num_tokens", range(1, 64, 7))
 def test_a_call_that_is_cut_says_length(model: Running, num_tokens: int) -> None:
     choice = answer(model, WEATHER, max_tokens=num_tokens)
     assert choice.finish_reason == "length"
@@ -227,6 +245,36 @@ def test_effort_none_switches_thinking_off(model: Running) -> None:
     model.client.chat.completions.create(**wishes("Hello.", reasoning_effort="none"))
     [request] = model.core.received
     assert model.tokenizer.decode(request.spec.prompt_token_ids).startswith("<think></think>")
+
+
+def grammar_of(model: Running, **options: Any) -> str | None:
+    """Of what a request asks for in its own words."""
+    model.core.received.clear()
+    answer(model, "Hello.", **options)
+    [request] = model.core.received
+    return request.spec.grammar
+
+
+def test_a_structured_answer_comes_behind_a_thought_and_a_budget_ends_that(model: Running) -> None:
+    held = grammar_of(model, tools=None, extra_body={"structured_outputs": {"regex": "a+"}})
+    ended = grammar_of(
+        model, tools=None, extra_body={"structured_outputs": {"regex": "a+"}, "thinking_token_budget": 7}
+    )
+    free = grammar_of(model, tools=None, extra_body={"thinking_token_budget": 7})
+    assert grammar_of(model, tools=None) is None
+    assert "a+" in held
+    assert "think" in held
+    assert "a+" in ended
+    assert "max_tokens" in ended
+    assert "max_tokens" in free
+
+
+def test_marks_that_are_special_tokens_reach_the_parser_and_others_stay_hidden(special: Running) -> None:
+    choice = answer(special, f"<think>Hm</think><|im_start|>Hi. {WEATHER}<|im_start|>")
+    assert (choice.message.content, calls_of(choice)) == ("Hi.", [("weather", CITY)])
+    assert choice.message.to_dict()["reasoning"] == "Hm"
+    plain = answer(special, f"{WEATHER}", tool_choice="none").message.content
+    assert plain == WEATHER.replace("<tool_call>", "").replace("</tool_call>", "")
 
 
 # What a server without a format says.
