@@ -253,7 +253,7 @@ def _usage(usage: Usage) -> MessagesUsage:
     return MessagesUsage(usage.prompt_tokens - num_cached, num_cached, usage.completion_tokens)
 
 
-async def _to_chat(asked: MessagesRequest, serving: Serving) -> MessagesChat:
+async def _to_chat(asked: MessagesRequest, serving: Serving, request: Request) -> MessagesChat:
     return asked.to_chat(drops_client_header=serving.drops_client_header)
 
 

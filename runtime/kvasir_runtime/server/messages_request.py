@@ -120,6 +120,7 @@ class MessagesRequest(MessagesPrompt):
         for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
             values[name] = getattr(self, name)
         values["stop"] = self.stop_sequences
+        values["thinking_token_budget"] = None if self.thinking is None else self.thinking.budget_tokens
         values["response_format"] = self._response_format()
         return checked(MessagesChat, values)
 

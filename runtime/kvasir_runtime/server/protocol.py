@@ -337,7 +337,7 @@ CHAT_EXTRAS = frozenset({
     "cache_salt", "chat_template_kwargs", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
     "guided_regex", "ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "logit_bias", "min_p",
     "min_tokens", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens",
-    "stop_token_ids", "structured_outputs",
+    "stop_token_ids", "structured_outputs", "thinking_token_budget",
 })  # fmt: skip
 """Fields of chat that mean the same in APIs which have no names for them."""
 

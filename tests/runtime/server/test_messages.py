@@ -8,12 +8,12 @@ import anthropic
 import httpx
 import pytest
 from tests.runtime.server.conftest import Running
-from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, talking
+from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, own_model
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.journal import COMMENT
 
-__all__ = ["talking"]  # a fixture
+__all__ = ["own_model"]  # a fixture
 PROMPT = "größer 日本語 😀 the quick brown fox"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 HEADER = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1f2e;"}
@@ -137,10 +137,10 @@ TOOLS = [
 
 
 @pytest.fixture
-def model(talking: Running) -> Running:
+def model(own_model: Running) -> Running:
     """It writes the last message's content."""
-    talking.core.received, talking.core.aborted, talking.core.step_seconds = [], [], 0.0
-    return talking
+    own_model.core.received, own_model.core.aborted = [], []
+    return own_model
 
 
 def asked(content: str, **options: Any) -> dict[str, Any]:
@@ -235,6 +235,15 @@ def test_tools_of_anthropics_own_servers_are_refused(model) -> None:
 def test_thinking_can_be_switched_off(model) -> None:
     answer(model, "Hello.", thinking={"type": "disabled"})
     assert prompt_text(model).startswith("<think></think>")
+
+
+def test_a_budget_ends_a_thought(model) -> None:
+    answer(model, "Hello.", thinking={"type": "enabled", "budget_tokens": 7})
+    chat = {"messages": [{"role": "user", "content": "Hello."}], "thinking_token_budget": 7}
+    model.http.post("/v1/chat/completions", json=chat)
+    ours, theirs = (received.spec.grammar for received in model.core.received)
+    assert ours is not None
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", ["calls behind text", "thought and calls", "broken"])
