@@ -147,10 +147,17 @@ GLM: Final = CallFormat(
     ends_thought=True,
     shown_by=(("<arg_key>",),),
 )
+
+
+def _gemma_literals(quote: str) -> Literals:
+    words = {"None": "null", **JSON.words}
+    return Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+
+
 GEMMA4: Final = CallFormat(
     (
         NamedCall(
-            Values(Literals(JSON.words, raw_quotes=('<|"|>',), has_bare_keys=True, has_bare_strings=True), OBJECT),
+            Values(_gemma_literals('<|"|>'), OBJECT),
             before=("call:", ":", ""),
             until=("{",),
         ),
@@ -162,7 +169,7 @@ GEMMA4: Final = CallFormat(
 FUNCTION_GEMMA: Final = CallFormat(
     (
         NamedCall(
-            Values(Literals(JSON.words, raw_quotes=("<escape>",), has_bare_keys=True, has_bare_strings=True), OBJECT),
+            Values(_gemma_literals("<escape>"), OBJECT),
             before=("call:", ""),
             until=("{",),
         ),
