@@ -80,7 +80,10 @@ FORMATS = {
         "<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>"
         "{{ f.arguments | tojson }}<|tool_call_end|>",
         (
-            "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
             "<|tool_calls_section_end|>",
         ),
         True,
@@ -120,11 +123,17 @@ def template_of(how: Format) -> str:
         "{{- '<|im_start|>' + message.role + '\\n' }}"
         "{%- if message.reasoning_content %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"
         "{{- message.content }}"
-        "{%- if message.tool_calls %}" + how.before.replace("\n", "{{ '\\n' }}") + "{%- for call in message.tool_calls %}"
+        "{%- if message.tool_calls %}"
+        + how.before.replace("\n", "{{ '\\n' }}")
+        + "{%- for call in message.tool_calls %}"
         "{%- set f = call.function %}"
-        "{%- if not loop.first %}{{- '" + how.between.replace("\n", "\\n") + "' }}{%- endif %}"
+        "{%- if not loop.first %}{{- '"
+        + how.between.replace("\n", "\\n")
+        + "' }}{%- endif %}"
         + how.call
-        + "{%- endfor %}" + how.after + "{%- endif %}"
+        + "{%- endfor %}"
+        + how.after
+        + "{%- endif %}"
         "{{- '<|im_end|>\\n' }}"
         "{%- endfor %}"
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
@@ -209,7 +218,11 @@ def row_of(talk: Talk, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], i
     prompt = str(tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True, **options))
     answer = talk.answer | ({"reasoning_content": talk.thought} if thinks else {})
     whole = str(tokenizer.apply_chat_template([*talk.messages, answer], **options))
-    begun = str(tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True, tools=talk.tools or None, tokenize=False))
+    begun = str(
+        tokenizer.apply_chat_template(
+            talk.messages, add_generation_prompt=True, tools=talk.tools or None, tokenize=False
+        )
+    )
     ids = tokenizer.backend_tokenizer.encode(prompt).ids
     return ids + tokenizer.backend_tokenizer.encode(whole.removeprefix(begun)).ids, len(ids)
 

@@ -5,8 +5,10 @@ parser. A request that asks for neither has no reading, and its text goes to the
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -14,15 +16,18 @@ from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.server.structured import WantedGrammar
 from kvasir_runtime.server.tools import CallRule
-from kvasir_runtime.structured.thoughts import Thought, behind_a_thought
+from kvasir_runtime.structured.grammars import either
+from kvasir_runtime.structured.thoughts import Thought, behind_a_thought, behind_marks
 from kvasir_runtime.talk.detection import detect_calls, detect_reasoning
 from kvasir_runtime.talk.events import CallBegun, Content, Event, Reasoning
 from kvasir_runtime.talk.format import CallFormat, Channels, ReasoningFormat
 from kvasir_runtime.talk.formats import FORMATS, REASONING
+from kvasir_runtime.talk.grammar import calls_grammar
 from kvasir_runtime.talk.parser import AnswerParser, is_thought_open
 
 NO_FORMAT = "none"
 """In the place of a format's name."""
+TOOLS_FIELD = "tools"
 BUDGET_FIELD = "thinking_token_budget"
 _SHOWN_BY = "shown_by"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -40,8 +45,8 @@ class AnswerFormats:
     special_reasoning_ids: frozenset[int] = frozenset()
     reasoning_token_ids: Mapping[str, int] = field(default_factory=dict)
     """Of its marks that are one token."""
-    special_ids: frozenset[int] = frozenset()
-    """Of all special tokens."""
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    """Of all special tokens, by their text."""
 
     def reading(
         self, rule: CallRule | None, prompt: str, *, includes_reasoning: bool = True, thinking_budget: int | None = None
@@ -53,8 +58,6 @@ class AnswerFormats:
                 "tool_choice: none",
                 "tools",
             )
-        if rule is not None and rule.is_required:
-            raise InvalidRequestError("tool_choice: this server cannot force a call yet; send auto", "tool_choice")
         if rule is None and self.reasoning is None:
             return None
         is_thinking = self.reasoning is not None and is_thought_open(self.reasoning, prompt)
@@ -77,7 +80,7 @@ def answer_formats(
         reasoning=reasoning,
         special_reasoning_ids=_special_ids(tokenizer, reasoning),
         reasoning_token_ids=_token_ids(tokenizer, reasoning),
-        special_ids=tokenizer.special_ids,
+        special_ids={tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids},
     )
 
 
@@ -141,16 +144,55 @@ class Reading:
         return AnswerParser(calls, self.formats.reasoning, tools=schemas, is_thinking=self.is_thinking)
 
     def wanted(self, answer: WantedGrammar | None) -> WantedGrammar | None:
-        """The grammar of all that the model writes, whose answer is to follow one."""
-        thought = self._thought()
-        if thought is None or (answer is None and thought.max_tokens is None):
-            return answer
-        special_ids = self.formats.special_ids
-        if answer is None:
-            key = f"thought {thought.is_open} {thought.max_tokens}"
+        """The grammar of all that the model writes, where its answer is to follow one. Raises InvalidRequestError."""
+        wanted, thought = self._with_calls(answer), self._thought()
+        if thought is None or (wanted is None and thought.max_tokens is None):
+            return wanted
+        key = f"thought {thought.is_open} {thought.max_tokens}"
+        if wanted is None:
+            special_ids = self.formats.special_ids.values()
             return WantedGrammar(BUDGET_FIELD, key, lambda: behind_a_thought(None, thought, special_ids))
-        key = f"thought {thought.is_open} {thought.max_tokens} {answer.key}"
-        return WantedGrammar(answer.field, key, lambda: behind_a_thought(answer.make(), thought))
+        return WantedGrammar(wanted.field, f"{key} {wanted.key}", lambda: behind_a_thought(wanted.make(), thought))
+
+    def _with_calls(self, answer: WantedGrammar | None) -> WantedGrammar | None:
+        """What comes behind a thought: calls, or an answer that follows `answer`."""
+        rule, answer = self.rule, self._behind_header(answer)
+        if rule is None or (answer is None and not rule.is_held):
+            return answer
+        if answer is not None and not answer.is_of_the_answer:
+            if not rule.is_required:
+                return answer  # which may be a call, too
+            raise InvalidRequestError(
+                f"{answer.field}: it says how all of the answer is to look, but tool_choice asks for a call; send one "
+                "of them",
+                answer.field,
+            )
+        calls = self._calls(rule, is_required=rule.is_required or answer is not None)
+        if answer is None or rule.is_required:
+            return calls
+        return WantedGrammar(answer.field, f"{calls.key} or {answer.key}", lambda: either(calls.make(), answer.make()))
+
+    def _behind_header(self, answer: WantedGrammar | None) -> WantedGrammar | None:
+        """With the header that an answer has among a model's messages."""
+        channels = self.formats.reasoning
+        if answer is None or not isinstance(channels, Channels):
+            return answer
+        header, token_ids = f"{channels.channel}final{channels.message}", self.formats.reasoning_token_ids
+        return replace(answer, make=lambda: behind_marks(header, answer.make(), token_ids))
+
+    def _calls(self, rule: CallRule, *, is_required: bool) -> WantedGrammar:
+        formats, tools = self.formats, [tool.callable for tool in rule.tools]
+        assert formats.calls is not None
+        make = partial(
+            calls_grammar,
+            formats.calls,
+            tools,
+            is_required=is_required,
+            is_parallel=rule.is_parallel,
+            special_ids=formats.special_ids,
+        )
+        described = [[tool.name, tool.is_strict, tool.parameters] for tool in tools]
+        return WantedGrammar(TOOLS_FIELD, f"calls {is_required} {rule.is_parallel} {json.dumps(described)}", make)
 
     def _thought(self) -> Thought | None:
         match self.formats.reasoning:
@@ -159,16 +201,16 @@ class Reading:
             case Channels() as channels:
                 opened = f"{channels.channel}{channels.reasoning}{channels.message}"
                 closed, behind = channels.ended[0], f"{channels.started}assistant"
-                before_answer = f"{channels.channel}final{channels.message}"
+                is_optional = self.thinking_budget is None
             case ReasoningFormat() as reasoning:
                 opened, closed = self._one_token(reasoning.opened), self._one_token(reasoning.closed)
-                behind = before_answer = ""
+                behind, is_optional = "", True
         return Thought(
             opened=opened,
             closed=closed,
             is_open=self.is_thinking,
             behind=behind,
-            before_answer=before_answer,
+            is_optional=is_optional,
             token_ids=self.formats.reasoning_token_ids,
             max_tokens=self.thinking_budget,
         )

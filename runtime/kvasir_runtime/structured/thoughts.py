@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.grammars import composed, named_parts
 
 _LINES = r"/\n{1,2}/"
 
@@ -26,7 +27,8 @@ class Thought:
     """The prompt has opened it, so it comes first and is closed; else there may be one."""
     behind: str = ""
     """Stands behind a thought that there is."""
-    before_answer: str = ""
+    is_optional: bool = True
+    """Where none is open, there may be none."""
     token_ids: Mapping[str, int] = field(default_factory=dict)
     """Of marks that are one token."""
     max_tokens: int | None = None
@@ -41,20 +43,19 @@ def behind_a_thought(answer: str | None, thought: Thought, special_ids: Collecti
     if thought.is_open:
         start = "thought"
     else:
-        start = f"({_spelled(thought.opened, thought)} thought)?"
+        start = f"({spelled(thought.opened, thought.token_ids)} thought){'?' if thought.is_optional else ''}"
     if answer is None:
         rest, others = "rest", list[dict[str, Any]]()
         rules += _rest_rules(thought, special_ids)
     else:
-        rest, (first, *others) = "@answer", _parts(answer)
-        others = [first | {"name": "answer"}, *others]
-    rules.insert(0, f"start: {start} {_spelled(thought.before_answer, thought)} {rest}")
-    return json.dumps({"grammars": [{"name": "whole", "lark_grammar": "\n".join(rules)}, *others]}, ensure_ascii=False)
+        rest, others = named_parts("answer", answer)
+    rules.insert(0, f"start: {start} {rest}")
+    return composed("\n".join(rules), others)
 
 
 def _thought_rules(thought: Thought) -> Iterator[str]:
-    closed = _spelled(thought.closed, thought)
-    behind = f"({_LINES})? {_spelled(thought.behind, thought)}"
+    closed = spelled(thought.closed, thought.token_ids)
+    behind = f"({_LINES})? {spelled(thought.behind, thought.token_ids)}"
     if thought.closed not in thought.token_ids:
         if thought.max_tokens is not None:
             raise GrammarError("the model ends its thoughts with several tokens, so their number cannot be limited")
@@ -87,12 +88,18 @@ def _ranges(token_ids: Collection[int]) -> Iterator[str]:
         yield f"{ids[0]}-{ids[-1]}"
 
 
-def _spelled(text: str, thought: Thought) -> str:
+def behind_marks(marks: str, answer: str, token_ids: Mapping[str, int]) -> str:
+    """The same grammar, of what comes behind these."""
+    reference, parts = named_parts("answer", answer)
+    return composed(f"start: {spelled(marks, token_ids)} {reference}", parts)
+
+
+def spelled(text: str, token_ids: Mapping[str, int]) -> str:
     """As a Lark grammar has it."""
-    names = sorted(thought.token_ids, key=len, reverse=True)
+    names = sorted(token_ids, key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
     return " ".join(
-        f"<[{thought.token_ids[piece]}]>" if piece in thought.token_ids else json.dumps(piece, ensure_ascii=False)
+        f"<[{token_ids[piece]}]>" if piece in token_ids else json.dumps(piece, ensure_ascii=False)
         for piece in pieces
         if piece
     )
@@ -100,11 +107,3 @@ def _spelled(text: str, thought: Thought) -> str:
 
 def _as_regex(text: str) -> str:
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
-
-
-def _parts(grammar: str) -> list[dict[str, Any]]:
-    """Lark's text is the only part of its grammar."""
-    if not grammar.startswith("{"):
-        return [{"lark_grammar": grammar}]
-    parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
-    return parts

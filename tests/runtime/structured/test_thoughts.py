@@ -1,12 +1,14 @@
 """An answer's grammar behind what a model thinks first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.runtime.exactness.conftest import VOCAB_SIZE, ByteTable
 
 from kvasir_runtime.errors import GrammarError
-from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
-from kvasir_runtime.structured.thoughts import Thought, behind_a_thought
+from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, either, json_object_grammar, regex_grammar
+from kvasir_runtime.structured.thoughts import Thought, behind_a_thought, behind_marks
 from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
 
 GRAMMARS = {
@@ -130,12 +132,19 @@ def test_thoughts_may_be_messages_on_a_channel_of_their_own() -> None:
         closed="<E>",
         is_open=False,
         behind="<S>assistant",
-        before_answer="<C>final<M>",
         token_ids={"<S>": start, "<C>": channel, "<M>": message, "<E>": end},
     )
-    grammar = behind_a_thought(GRAMMARS["x"], thought)
+    grammar = behind_a_thought(behind_marks("<C>final<M>", GRAMMARS["x"], thought.token_ids), thought)
     final = (channel, "final", message, "x")
     assert follows(MARKS, grammar, *final)
     assert follows(MARKS, grammar, channel, "analysis", message, "hm", end, start, "assistant", *final)
     assert not follows(MARKS, grammar, channel, "analysis", message, "hm", end, *final)
     assert not follows(MARKS, grammar, "x")
+    always = behind_a_thought(GRAMMARS["x"], replace(thought, is_optional=False))
+    assert follows(MARKS, always, channel, "analysis", message, end, start, "assistantx")
+    assert not follows(MARKS, always, "x")
+
+
+def test_an_answer_may_follow_one_of_two_grammars() -> None:
+    grammar = either(GRAMMARS["aab"], GRAMMARS["{}"])
+    assert [follows(MARKS, grammar, text) for text in ("aab", "{}", "x", "aab{}")] == [True, True, False, False]
