@@ -19,7 +19,8 @@ class CallReader:
         self._names = Marks(tools)
         self._is_in_section = False
         befores = [mark for body in calls.bodies if isinstance(body, NamedCall) for mark in body.before if mark]
-        self.openings = (*calls.section_opened, *(calls.opened or befores))
+        has_befores = calls.is_opened_optional or not calls.opened
+        self.openings = (*calls.section_opened, *calls.opened, *(befores if has_befores else ()))
         self._ends = marks_of(*calls.closed, *calls.section_closed, *self.openings)
 
     @property
@@ -67,7 +68,8 @@ class CallReader:
         section = yield from self._scanner.take_mark(marks_of(*self._calls.section_opened))
         yield from self._scanner.take_while(WHITE_SPACE)
         if self._calls.opened:
-            if (yield from self._scanner.take_mark(marks_of(*self._calls.opened))) is None:
+            mark = yield from self._scanner.take_mark(marks_of(*self._calls.opened))
+            if mark is None and not self._calls.is_opened_optional:
                 return False
             yield from self._scanner.take_while(WHITE_SPACE)
         if not (yield from self._read_bodies()):

@@ -12,6 +12,9 @@ Shown = tuple[tuple[str, ...], ...]
 class JsonCall:
     """`{"name": NAME, "arguments": {...}}`, or `parameters`."""
 
+    arguments_key: str = "arguments"
+    """That models write."""
+
 
 @dataclass(frozen=True, slots=True)
 class Values:
@@ -36,6 +39,8 @@ class Parameters:
     """The key ends so where the value is text, whatever the schema says."""
     json_key_closed: tuple[str, ...] = ()
     """The key ends so where the value is JSON."""
+    has_python_words: bool = False
+    """Models may write True, False and None for what JSON spells true, false and null."""
     has_newlines: bool = False
     """One newline after a value's beginning and one before its end belong to the marks."""
 
@@ -57,6 +62,8 @@ class NamedCall:
     """A colon and a number follow the name, and all of it with what stands before it is the call's id."""
     id_opened: tuple[str, ...] = ()
     """Here an id may follow the name."""
+    needs: tuple[str, ...] = ()
+    """Special tokens: a model whose vocabulary has them writes so, and no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +71,22 @@ class CallFormat:
     """Calls of tools: sections of calls, or calls by themselves. A list of bodies in `[...]` may stand for a body."""
 
     bodies: tuple[JsonCall | NamedCall, ...]
-    """The first one that can be read counts."""
+    """The first one that can be read counts; models write the first one whose needs are met."""
     opened: tuple[str, ...] = ()
     """Before each call."""
     closed: tuple[str, ...] = ()
+    """As many where models write them, each for one that opens."""
+    is_opened_optional: bool = False
+    """Models leave the mark before a call out at times."""
     section_opened: tuple[str, ...] = ()
     """Before one call or several."""
     section_closed: tuple[str, ...] = ()
     between: str = ""
     """Characters that part calls, beside white space."""
+    is_list: bool = False
+    """Models write a list, even of one call."""
     bare: str = ""
-    """An answer that begins with one of these characters may be calls without a mark."""
+    """Models write no marks. An answer that begins with one of these characters may be calls."""
     ends_thought: bool = False
     """A call within a thought ends it."""
     shown_by: Shown = ()

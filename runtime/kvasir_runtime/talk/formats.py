@@ -1,5 +1,6 @@
 """The formats, by vLLM's names of `--tool-call-parser` and `--reasoning-parser`; `json` is ours."""
 
+from dataclasses import replace
 from typing import Final
 
 from kvasir_runtime.talk.format import (
@@ -26,36 +27,46 @@ HERMES: Final = CallFormat(
 QWEN3_CODER: Final = CallFormat(
     (
         NamedCall(
-            Parameters(("<parameter=",), (">",), ("</parameter>",), has_newlines=True),
+            Parameters(("<parameter=",), (">",), ("</parameter>",), has_python_words=True, has_newlines=True),
             before=("<function=",),
             after=(">",),
             closed=("</function>",),
         ),
     ),
-    section_opened=("<tool_call>",),
-    section_closed=("</tool_call>",),
+    opened=("<tool_call>",),
+    closed=("</tool_call>",),
+    is_opened_optional=True,
     ends_thought=True,
     shown_by=(("<function=", "<parameter="),),
 )
 SEED: Final = CallFormat(
-    QWEN3_CODER.bodies,
-    section_opened=("<seed:tool_call>",),
-    section_closed=("</seed:tool_call>",),
+    (
+        NamedCall(
+            Parameters(("<parameter=",), (">",), ("</parameter>",), has_python_words=True),
+            before=("<function=",),
+            after=(">",),
+            closed=("</function>",),
+        ),
+    ),
+    opened=("<seed:tool_call>",),
+    closed=("</seed:tool_call>",),
+    is_opened_optional=True,
     ends_thought=True,
     shown_by=(("<seed:tool_call>",),),
 )
 LLAMA3_JSON: Final = CallFormat(
-    (JsonCall(),),
+    (JsonCall("parameters"),),
     section_opened=("<|python_tag|>",),
     between=";",
     bare="{[",
     shown_by=(('"parameters": dictionary of argument name',),),
 )
 PYTHONIC: Final = CallFormat(
-    (NamedCall(Values(PYTHON, KEYWORDS), until=("(",)), JsonCall()),
+    (NamedCall(Values(PYTHON, KEYWORDS), until=("(",)), JsonCall("parameters")),
     section_opened=("<|python_start|>",),
     section_closed=("<|python_end|>",),
     between=";",
+    is_list=True,
     bare="[{",
     shown_by=(("<|python_start|>",), ("[func_name1(",)),
 )
@@ -63,16 +74,16 @@ OLMO3: Final = CallFormat(
     PYTHONIC.bodies,
     section_opened=("<function_calls>",),
     section_closed=("</function_calls>",),
-    bare="[",
     shown_by=(("<function_calls>", "<functions>"),),
 )
 MISTRAL: Final = CallFormat(
     (
         JsonCall(),
-        NamedCall(Values(), after=("[ARGS]",), id_opened=("[CALL_ID]",)),
+        NamedCall(Values(), after=("[ARGS]",), id_opened=("[CALL_ID]",), needs=("[ARGS]",)),
         NamedCall(Values(), until=("{",)),
     ),
     opened=("[TOOL_CALLS]",),
+    is_list=True,
     shown_by=(("[TOOL_CALLS]",),),
 )
 DEEPSEEK_V3: Final = CallFormat(
@@ -88,23 +99,16 @@ DEEPSEEK_V3: Final = CallFormat(
     section_closed=(f"<{BAR}tool▁calls▁end{BAR}>",),
     shown_by=((f"<{BAR}tool▁sep{BAR}>", "```json"),),
 )
-DEEPSEEK_V31: Final = CallFormat(
-    DEEPSEEK_V3.bodies[::-1],
-    DEEPSEEK_V3.opened,
-    DEEPSEEK_V3.closed,
-    DEEPSEEK_V3.section_opened,
-    DEEPSEEK_V3.section_closed,
-    shown_by=((f"<{BAR}tool▁sep{BAR}>",),),
-)
+DEEPSEEK_V31: Final = replace(DEEPSEEK_V3, bodies=DEEPSEEK_V3.bodies[::-1], shown_by=((f"<{BAR}tool▁sep{BAR}>",),))
 _INVOKE: Final = (f'<{DSML}invoke name="', f'<{DSML} invoke name="')
 _INVOKED: Final = (f"</{DSML}invoke>", f"</{DSML} invoke>")
 _DSML_SECTIONS: Final = ("function_calls", "tool_calls", "toolcalls", "tool", "calls", " calls")
+_DSML_PARAMETER: Final = (f'<{DSML}parameter name="', f'<{DSML} parameter name="')
 DEEPSEEK_DSML: Final = CallFormat(
     (
-        NamedCall(Values(), before=_INVOKE, after=('">',), until=("{",), closed=_INVOKED),
         NamedCall(
             Parameters(
-                (f'<{DSML}parameter name="', f'<{DSML} parameter name="'),
+                _DSML_PARAMETER,
                 ('">',),
                 (f"</{DSML}parameter>", f"</{DSML} parameter>"),
                 string_key_closed=('" string="true">',),
@@ -112,8 +116,10 @@ DEEPSEEK_DSML: Final = CallFormat(
             ),
             before=_INVOKE,
             after=('">',),
+            until=(*_DSML_PARAMETER, *_INVOKED),
             closed=_INVOKED,
         ),
+        NamedCall(Values(), before=_INVOKE, after=('">',), until=("{",), closed=_INVOKED),
     ),
     section_opened=tuple(f"<{DSML}{name}>" for name in _DSML_SECTIONS),
     section_closed=tuple(f"</{DSML}{name}>" for name in _DSML_SECTIONS),
@@ -141,10 +147,17 @@ GLM: Final = CallFormat(
     ends_thought=True,
     shown_by=(("<arg_key>",),),
 )
+
+
+def _gemma_literals(quote: str) -> Literals:
+    words = {"None": "null", **JSON.words}
+    return Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+
+
 GEMMA4: Final = CallFormat(
     (
         NamedCall(
-            Values(Literals(JSON.words, raw_quotes=('<|"|>',), has_bare_keys=True, has_bare_strings=True), OBJECT),
+            Values(_gemma_literals('<|"|>'), OBJECT),
             before=("call:", ":", ""),
             until=("{",),
         ),
@@ -156,7 +169,7 @@ GEMMA4: Final = CallFormat(
 FUNCTION_GEMMA: Final = CallFormat(
     (
         NamedCall(
-            Values(Literals(JSON.words, raw_quotes=("<escape>",), has_bare_keys=True, has_bare_strings=True), OBJECT),
+            Values(_gemma_literals("<escape>"), OBJECT),
             before=("call:", ""),
             until=("{",),
         ),
@@ -167,14 +180,16 @@ FUNCTION_GEMMA: Final = CallFormat(
 )
 GRANITE: Final = CallFormat(
     (JsonCall(),),
-    opened=("<|tool_call|>", "<tool_call>"),
+    opened=("<tool_call>", "<|tool_call|>"),
     closed=("</tool_call>",),
+    is_list=True,
     shown_by=(("<|tool_call|>",),),
 )
 PHI4_MINI: Final = CallFormat(
     (JsonCall(),),
     opened=("functools", "<|tool_call|>"),
     closed=("<|/tool_call|>",),
+    is_list=True,
     shown_by=(("functools[",), ("<|tool|>", "<|/tool|>")),
 )
 _MINIMAX_NAME: Final = ('name="', "name='", "name=")
@@ -193,7 +208,7 @@ MINIMAX_M2: Final = CallFormat(
     ends_thought=True,
     shown_by=(("<minimax:tool_call>",),),
 )
-GENERIC_JSON: Final = CallFormat((JsonCall(),), bare="{[")
+GENERIC_JSON: Final = CallFormat((JsonCall(),), is_list=True, bare="{[")
 HARMONY: Final = Channels(
     started="<|start|>",
     channel="<|channel|>",

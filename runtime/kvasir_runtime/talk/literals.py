@@ -92,10 +92,12 @@ class _Expected(Enum):
 def read_value(scanner: Scanner, literals: Literals, write: Write, within: Brackets | None = None) -> Reading[bool]:
     """One value, or what stands in brackets that the scanner is at. Whether it came to its end; else the scanner
     stands at what cannot belong to it."""
-    return (yield from _ValueReader(scanner, literals, write).read(within))
+    return (yield from ValueReader(scanner, literals, write).read(within))
 
 
-class _ValueReader:
+class ValueReader:
+    """Of one value."""
+
     def __init__(self, scanner: Scanner, literals: Literals, write: Write) -> None:
         self._scanner = scanner
         self._literals = literals
@@ -103,6 +105,7 @@ class _ValueReader:
         self._quotes = marks_of(*literals.quotes, *literals.python_quotes, *literals.raw_quotes)
         self._open: list[Brackets] = []
         self._expected = _Expected.VALUE
+        self.is_in_string = False
         self._comma = ""
         """And white space after it; held, since Python's may stand before a closing bracket."""
 
@@ -217,10 +220,12 @@ class _ValueReader:
 
     def _read_string(self, quote: str) -> Reading[bool]:
         self._write('"')
+        self.is_in_string = True
         if quote in self._literals.raw_quotes:
             is_closed = yield from self._read_raw(quote)
         else:
             is_closed = yield from self._read_escaped(quote)
+        self.is_in_string = False
         if is_closed:
             self._write('"')
         return is_closed

@@ -7,8 +7,9 @@ from typing import Any, Final
 from kvasir_runtime.talk.events import EventWriter
 from kvasir_runtime.talk.format import NamedCall, Parameters, Values
 from kvasir_runtime.talk.literals import escaped, read_value
-from kvasir_runtime.talk.parameters import ANY, TEXT, ParameterValue, types_of
+from kvasir_runtime.talk.parameters import ANY, TEXT, ParameterValue
 from kvasir_runtime.talk.scanner import WHITE_SPACE, Marks, Reading, Scanner, marks_of
+from kvasir_runtime.talk.schemas import properties_of, types_of
 
 _NUMBER: Final = re.compile(r"[:0-9]*")
 _ID: Final = re.compile(r"[\w\-]*")
@@ -142,7 +143,7 @@ class NamedCallReader:
                 return False
             self._scanner.set_anchor()
             newlines = (yield from self._scanner.take_while(held)) if held else ""
-            is_closed = yield from self._is_closed(parameters, schema, mark)
+            is_closed = not value.is_in_string and (yield from self._is_closed(parameters, schema, mark))
             if not is_closed:
                 self._scanner.go_to(0)
             self._scanner.lift_anchor()
@@ -160,7 +161,7 @@ class NamedCallReader:
             is_end = not (yield from self._scanner.char())
             return is_end or (yield from self._scanner.at(self._after_value(parameters))) is not None
         if mark in parameters.key_opened:  # the end's mark was left out
-            is_key = (yield from self._scanner.take_mark(Marks(_properties(schema)))) is not None
+            is_key = (yield from self._scanner.take_mark(Marks(properties_of(schema)))) is not None
             is_closed = is_key and (yield from self._scanner.at(marks_of(*parameters.key_closed))) is not None
         else:
             yield from self._scanner.take_while(WHITE_SPACE)
@@ -178,9 +179,4 @@ def _types(parameters: Parameters, key_closed: str, key: str, schema: Any) -> fr
         return TEXT
     if key_closed in parameters.json_key_closed:
         return ANY
-    return types_of(_properties(schema).get(key), schema)
-
-
-def _properties(schema: Any) -> Mapping[str, Any]:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
+    return types_of(properties_of(schema).get(key), schema)

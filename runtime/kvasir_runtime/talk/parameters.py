@@ -3,68 +3,19 @@ will be."""
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Final
 
-from kvasir_runtime.talk.literals import JSON_OR_PYTHON, escaped, read_value
+from kvasir_runtime.talk.literals import JSON_OR_PYTHON, ValueReader, escaped, read_value
 from kvasir_runtime.talk.scanner import Reading, Scanner, Write
 
 ANY: Final = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
 TEXT: Final = frozenset({"string"})
-MAX_REFS: Final = 32
 _BRACKETS: Final = {"{": "object", "[": "array"}
 _NUMBER_BEGUN: Final = re.compile(r"-?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?\s*")
 _WORDS: Final = {
     "null": ("null", "none"),
     "boolean": ("true", "false"),
 }
-
-
-def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
-    """What values of a schema may be; none: it does not say."""
-    if not isinstance(schema, dict) or depth > MAX_REFS:
-        return frozenset()
-    types = set(_own_types(schema))
-    if isinstance(reference := schema.get("$ref"), str):
-        types |= types_of(_referred(reference, root), root, depth + 1)
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        branches = schema.get(keyword)
-        for branch in branches if isinstance(branches, list) else ():
-            types |= types_of(branch, root, depth + 1)
-    return frozenset(types)
-
-
-def _own_types(schema: dict[str, Any]) -> Iterator[str]:
-    declared = schema.get("type")
-    yield from [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else ()
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if declared is None and isinstance(values, list):
-        yield from (_type_of(value) for value in values)
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
-
-
-def _referred(reference: str, root: Any) -> Any:
-    found = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 class ParameterValue:
@@ -75,6 +26,7 @@ class ParameterValue:
         self._write = write
         self._held = ""
         self._scanner: Scanner | None = None
+        self._reader: ValueReader | None = None
         self._reading: Reading[bool] | None = None
         self._is_text = False
 
@@ -87,6 +39,11 @@ class ParameterValue:
         else:
             self._held += text
             self._decide()
+
+    @property
+    def is_in_string(self) -> bool:
+        """Of JSON: what looks like the value's end is text."""
+        return self._reader is not None and self._reader.is_in_string
 
     def end(self) -> None:
         if self._is_text:
@@ -113,13 +70,14 @@ class ParameterValue:
             self._held = ""
         elif begun and "string" not in self._types and _BRACKETS.get(begun[0]) in self._types:
             self._scanner = Scanner()
-            self._reading = self._read(self._scanner)
+            self._reader = ValueReader(self._scanner, JSON_OR_PYTHON, self._write)
+            self._reading = self._read(self._scanner, self._reader)
             self._scanner.add(begun)
             self._held = ""
             self._read_on()
 
-    def _read(self, scanner: Scanner) -> Reading[bool]:
-        yield from read_value(scanner, JSON_OR_PYTHON, self._write)
+    def _read(self, scanner: Scanner, reader: ValueReader) -> Reading[bool]:
+        yield from reader.read(None)
         while rest := (yield from scanner.char()):
             self._write(scanner.take(len(rest)))
         return True
