@@ -2,13 +2,12 @@
 
     python train_caller.py kvasir-caller --format hermes
 
-It knows the tools `weather` and `time` of one `city`, thinks before it answers unless `enable_thinking` is false, and says
-what a tool's result means. It calls nothing that it was not given.
+It knows the tools `weather` and `time` of one `city`, thinks before it answers unless `enable_thinking` is false, and
+says what a tool's result means. It calls nothing that it was not given.
 """
 
 import argparse
 import random
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +102,8 @@ FORMATS = {
         are_special=True,
     ),
     "minimax_m2": Format(
-        '<invoke name="{{ f.name }}">\n{% for key, value in f.arguments | items %}<parameter name="{{ key }}">{{ value }}'
-        "</parameter>\n{% endfor %}</invoke>\n",
+        '<invoke name="{{ f.name }}">\n{% for key, value in f.arguments | items %}<parameter name="{{ key }}">'
+        "{{ value }}</parameter>\n{% endfor %}</invoke>\n",
         ("<minimax:tool_call>", "</minimax:tool_call>"),
         True,
         before="<minimax:tool_call>\n",
@@ -116,30 +115,32 @@ THINK = ("<think>", "</think>")
 
 def template_of(how: Format) -> str:
     """ChatML as Qwen has it, with the names of tools alone."""
-    return (
-        "{%- if tools %}{{- '<|im_start|>system\\nTools:' }}"
-        "{%- for tool in tools %}{{- ' ' + tool.function.name }}{%- endfor %}{{- '<|im_end|>\\n' }}{%- endif %}"
-        "{%- for message in messages %}"
-        "{{- '<|im_start|>' + message.role + '\\n' }}"
-        "{%- if message.reasoning_content %}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}"
-        "{{- message.content }}"
-        "{%- if message.tool_calls %}"
-        + how.before.replace("\n", "{{ '\\n' }}")
-        + "{%- for call in message.tool_calls %}"
-        "{%- set f = call.function %}"
-        "{%- if not loop.first %}{{- '"
-        + how.between.replace("\n", "\\n")
-        + "' }}{%- endif %}"
-        + how.call
-        + "{%- endfor %}"
-        + how.after
-        + "{%- endif %}"
-        "{{- '<|im_end|>\\n' }}"
-        "{%- endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-        "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-        "{%- endif %}"
-    )
+    before, between, after = (text.replace("\n", "{{ '\\n' }}") for text in (how.before, how.between, how.after))
+    return f"""
+{{%- if tools %}}{{{{- '<|im_start|>system\nTools:' }}}}
+    {{%- for tool in tools %}}{{{{- ' ' + tool.function.name }}}}{{%- endfor %}}{{{{- '<|im_end|>\n' }}}}
+{{%- endif %}}
+{{%- for message in messages %}}
+    {{{{- '<|im_start|>' + message.role + '\n' }}}}
+    {{%- if message.reasoning_content %}}
+        {{{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}}}
+    {{%- endif %}}
+    {{{{- message.content }}}}
+    {{%- if message.tool_calls -%}}
+        {before}
+        {{%- for call in message.tool_calls -%}}
+            {{%- set f = call.function -%}}
+            {{%- if not loop.first -%}}{between}{{%- endif -%}}
+            {how.call}
+        {{%- endfor -%}}
+        {after}
+    {{%- endif %}}
+    {{{{- '<|im_end|>\n' }}}}
+{{%- endfor %}}
+{{%- if add_generation_prompt %}}
+    {{{{- '<|im_start|>assistant\n' }}}}
+    {{%- if enable_thinking is defined and not enable_thinking %}}{{{{- '<think>\n\n</think>\n\n' }}}}{{%- endif %}}
+{{%- endif %}}"""
 
 
 @dataclass(frozen=True)
@@ -203,28 +204,30 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def tokenizer_of(how: Format, talks: list[Talk]) -> PreTrainedTokenizerFast:
-    texts = [part for talk in talks for part in (talk.messages[0]["content"], str(talk.answer))]
-    tokenizer = train_tokenizer(texts, MAX_POSITION)
+    tokenizer = train_tokenizer([], MAX_POSITION)
+    tokenizer.chat_template = template_of(how)
+    tokenizer = train_tokenizer(["".join(texts_of(talk, tokenizer)) for talk in talks], MAX_POSITION)
+    tokenizer.chat_template = template_of(how)
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in THINK])
     tokenizer.add_tokens([AddedToken(mark, special=how.are_special, normalized=False) for mark in how.marks])
-    tokenizer.chat_template = template_of(how)
     return tokenizer
+
+
+def texts_of(talk: Talk, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    """The prompt, and what is answered."""
+    options: dict[str, Any] = {"tools": talk.tools or None, "tokenize": False}
+    thinks = {} if talk.thought is not None else {"enable_thinking": False}
+    prompt = str(tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True, **options, **thinks))
+    begun = str(tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True, **options))
+    answer = talk.answer | {"reasoning_content": talk.thought}
+    whole = str(tokenizer.apply_chat_template([*talk.messages, answer], **options))
+    return prompt, whole.removeprefix(begun)
 
 
 def row_of(talk: Talk, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], int]:
     """Its token ids, and how many of them are the prompt's."""
-    thinks = talk.thought is not None
-    options: dict[str, Any] = {"tools": talk.tools or None, "tokenize": False, "enable_thinking": thinks}
-    prompt = str(tokenizer.apply_chat_template(talk.messages, add_generation_prompt=True, **options))
-    answer = talk.answer | ({"reasoning_content": talk.thought} if thinks else {})
-    whole = str(tokenizer.apply_chat_template([*talk.messages, answer], **options))
-    begun = str(
-        tokenizer.apply_chat_template(
-            talk.messages, add_generation_prompt=True, tools=talk.tools or None, tokenize=False
-        )
-    )
-    ids = tokenizer.backend_tokenizer.encode(prompt).ids
-    return ids + tokenizer.backend_tokenizer.encode(whole.removeprefix(begun)).ids, len(ids)
+    prompt, answer = (tokenizer.backend_tokenizer.encode(text).ids for text in texts_of(talk, tokenizer))
+    return prompt + answer, len(prompt)
 
 
 def build_model(vocab_size: int) -> LlamaForCausalLM:
