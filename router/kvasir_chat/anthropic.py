@@ -38,6 +38,39 @@ def chat_tools(tools: Any) -> list[Message]:
     return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
 
 
+def tool_choice(choice: Any) -> dict[str, Any]:
+    """Chat's fields for it. Raises ConversationRefusedError."""
+    if choice is None:
+        return {}
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    kinds = {"auto": "auto", "any": "required", "none": "none"}
+    if kind == "tool":
+        function = {"name": _text(choice, "name", "tool_choice")}
+        asked: dict[str, Any] = {"tool_choice": {"type": "function", "function": function}}
+    elif kind in kinds:
+        asked = {"tool_choice": kinds[kind]}
+    else:
+        raise ConversationRefusedError(
+            "tool_choice: an object of the type auto, any, none or tool (with a name) is expected", "tool_choice"
+        )
+    if choice.get("disable_parallel_tool_use"):
+        asked["parallel_tool_calls"] = False
+    return asked
+
+
+def thinking_fields(thinking: Any, output_config: Any, variables: Any) -> dict[str, Any]:
+    """Chat's fields for how much is thought. `variables` are the template's own, which go before."""
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    effort = output_config.get("effort") if isinstance(output_config, dict) else None
+    switched_on = {"enable_thinking": True, "thinking": True} if kind == "enabled" and effort is None else {}
+    asked: dict[str, Any] = {}
+    if kind == "disabled" or effort is not None:
+        asked["reasoning_effort"] = "none" if kind == "disabled" else effort
+    if isinstance(variables, dict) or switched_on:
+        asked["chat_template_kwargs"] = switched_on | (variables if isinstance(variables, dict) else {})
+    return asked
+
+
 def is_prefilled(messages: Any) -> bool:
     """The answer's beginning stands in the request, and the rest is asked for."""
     last = messages[-1] if isinstance(messages, list) and messages else None

@@ -269,6 +269,10 @@ class ServerConfig:
         default=2048,
     )
     max_body_bytes: int = option("largest request body; more is answered with 413", default=8 * 1024 * 1024)
+    response_store_bytes: int = option(
+        "how much is kept of responses (/v1/responses) for those that go on from them; the oldest are dropped first",
+        default=64 * 1024 * 1024,
+    )
     drop_client_header: bool = option(
         "drop the line that coding assistants put before the system text of /v1/messages (x-anthropic-billing-header): "
         "it differs with each request, so that no prefix is found in the cache",

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled
+from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled, thinking_fields
 from kvasir_chat.messages import ConversationRefusedError
 from kvasir_router.dialects import openai
 from kvasir_router.dialects.chat import Chat, conversation_bytes
@@ -21,6 +21,8 @@ class _Fields(RoutingFields, gc=False):
     system: msgspec.Raw = ABSENT
     messages: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
+    thinking: msgspec.Raw = ABSENT
+    output_config: msgspec.Raw = ABSENT
     chat_template_kwargs: msgspec.Raw = ABSENT
 
 
@@ -55,7 +57,8 @@ class Messages(AnthropicErrors):
         if fields.messages is ABSENT:
             return None
         given = (fields.tools, fields.system, fields.messages)
-        if fields.is_large and is_too_much(*given, fields.chat_template_kwargs):
+        options = (fields.thinking, fields.output_config, fields.chat_template_kwargs)
+        if fields.is_large and is_too_much(*given, *options):
             return _raw_prompt(given, model, fields)
         decoded = msgspec.json.decode(fields.messages)
         try:
@@ -66,8 +69,8 @@ class Messages(AnthropicErrors):
         messages, template_fields = _raw(chat), {"continue_final_message": _raw(is_prefilled(decoded))}
         if tools:
             template_fields["tools"] = _raw(tools)
-        if fields.chat_template_kwargs is not ABSENT:
-            template_fields["chat_template_kwargs"] = fields.chat_template_kwargs
+        for name, value in thinking_fields(*map(msgspec.json.decode, options)).items():
+            template_fields[name] = _raw(value)
         return Prompt(
             conversation_bytes(messages, template_fields.get("tools", ABSENT)),
             is_token_ids=False,

@@ -58,11 +58,14 @@ class Followed:
         if self.matcher is None:
             return len(drafts)
         valid = drafts[: self.matcher.num_valid([token_id for token_id in drafts if token_id >= 0])]
+        matcher = self.matcher.copy() if valid else self.matcher
         for number, line in enumerate(lines[: len(valid) + 1]):
             if number:
-                self.matcher.accept([valid[number - 1]])
-            self._fill_line(self.matcher, line, self.num_outputs + number)
-        self.matcher.go_back(len(valid))
+                draft = valid[number - 1]
+                if not _allows(lines[number - 1], draft):  # how long a thought may be is told by masks alone
+                    return number - 1
+                matcher.accept([draft])
+            self._fill_line(matcher, line, self.num_outputs + number)
         return len(valid)
 
     def _fill_line(self, matcher: Matcher, line: NDArray[np.int32], num_outputs: int) -> None:
@@ -185,6 +188,10 @@ class GrammarMask(StepFeature):
             _give_up(followed, error)
             lines[:] = ALL_ALLOWED
             return len(drafts)
+
+
+def _allows(line: NDArray[np.int32], token_id: int) -> bool:
+    return bool(line.view(np.uint32)[token_id // 32] >> (token_id % 32) & 1)
 
 
 def _give_up(followed: Followed, error: KvasirRuntimeError) -> None:

@@ -18,6 +18,7 @@ from kvasir_runtime.server.middleware import (
     BodyBudgetMiddleware,
     RouterTrustMiddleware,
 )
+from kvasir_runtime.server.open_responses import RESPONSES, kept_responses_routes
 from kvasir_runtime.server.openai import CHAT, COMPLETIONS
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
@@ -25,7 +26,7 @@ from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 
-GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES)
+GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 
 
 def create_app(
@@ -43,6 +44,7 @@ def create_app(
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(count_tokens_routes(serving))
+    app.include_router(kept_responses_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
     app.include_router(probe_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)

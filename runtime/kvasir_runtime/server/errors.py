@@ -34,6 +34,21 @@ class OtherModelError(KvasirRuntimeError):
     """A stream is to be continued that another model began."""
 
 
+class UnknownResponseError(KvasirRuntimeError):
+    """A request goes on from a response, or names an item of one, that is not kept here."""
+
+    def __init__(self, name: str, param: str) -> None:
+        super().__init__(
+            f"{param}: {name[:200]!r} is not kept here. Responses are kept by the engine that made them, as long as it "
+            "runs and has room (--response-store-bytes), unless store is false; send the conversation's items instead"
+        )
+        self.param = param
+
+
+class ResponseNotFoundError(KvasirRuntimeError):
+    """A response is asked for that is not kept here."""
+
+
 class BodyTooLargeError(KvasirRuntimeError):
     """The request's body is longer than the server reads."""
 
@@ -56,6 +71,8 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (RequestTooLargeError, 400, "invalid_request_error", "request_too_large"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownResponseError, 400, "invalid_request_error", "previous_response_not_found"),
+    (ResponseNotFoundError, 404, "invalid_request_error", "response_not_found"),
     (OtherModelError, 409, "invalid_request_error", "other_model"),
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (BodyTimeoutError, 408, "invalid_request_error", "body_timeout"),
@@ -70,7 +87,7 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
 
 def status_and_body(error: KvasirRuntimeError) -> tuple[int, ErrorResponse]:
     status, kind, code = next(entry[1:] for entry in _KINDS if isinstance(error, entry[0]))
-    param = error.param if isinstance(error, InvalidRequestError) else None
+    param = error.param if isinstance(error, InvalidRequestError | UnknownResponseError) else None
     if isinstance(error, UnknownModelError):
         param = "model"
     return status, ErrorResponse(ErrorBody(str(error), kind, param, code))

@@ -55,6 +55,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_events: int = 0
 
 
 class Move(Entry, frozen=True, array_like=True):
@@ -76,6 +77,8 @@ class Journal:
     beginning: Beginning | None = None
     sequences: Mapping[int, SequenceDelta] = field(default_factory=dict)
     has_usage: bool = False
+    num_events: int = 0
+    """That others have sent of sequences."""
     moved: KvTransferParams | None = None
     """Where the blocks are of what was sent, if they were kept for whoever goes on."""
     num_bytes: int = 0
@@ -171,7 +174,7 @@ def read_journal(lines: bytes) -> Journal:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the stream's journal cannot be read: {error}") from error
     sequences: dict[int, SequenceDelta] = {}
-    has_usage, moved = False, None
+    has_usage, num_events, moved = False, 0, None
     for entry in entries:
         moved = entry.moved
         if moved is not None:
@@ -179,11 +182,12 @@ def read_journal(lines: bytes) -> Journal:
         if entry.index is None:
             has_usage = True
             continue
+        num_events += entry.num_events
         sequence = sequences.setdefault(entry.index, SequenceDelta(index=entry.index))
         sequence.token_ids += entry.token_ids
         sequence.finish_reason = entry.finish_reason
         sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
-    return Journal(beginning, sequences, has_usage, moved, len(lines))
+    return Journal(beginning, sequences, has_usage, num_events, moved, len(lines))
 
 
 class EventWriter:
@@ -247,7 +251,8 @@ class JournalWriter(EventWriter):
         return self._block(self._beginning, event)
 
     def write(self, delta: SequenceDelta, event: bytes) -> bytes:
-        entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens)
+        num_events = event.count(END_OF_EVENT)
+        entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens, num_events)
         return self._block(entry, event)
 
     def write_usage(self, event: bytes) -> bytes:

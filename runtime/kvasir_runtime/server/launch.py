@@ -43,6 +43,7 @@ from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
 from kvasir_runtime.server.reading import answer_formats
 from kvasir_runtime.server.resolving import load_sampling_defaults
+from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
@@ -121,7 +122,8 @@ class ApiServer:
         request_metrics = RequestMetrics(rows.row(api_index))
         self.engine = AsyncEngine(self._channels, tokenizer, request_metrics, api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
-        serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
+        self._response_store = ResponseStore(ipc_dir / "responses", config.server.response_store_bytes)
+        serving = _serving(config, self.engine, self.admission, tokenizer, self._response_store, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
@@ -175,6 +177,7 @@ class ApiServer:
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
             for channel in self._channels:
                 channel.close()
+            self._response_store.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -265,7 +268,12 @@ def _uvicorn_config(app: Any, connections: Connections, limits: ApiLimits) -> uv
 
 
 def _serving(
-    config: RuntimeConfig, engine: AsyncEngine, admission: Admission, tokenizer: Tokenizer, max_body_seconds: float
+    config: RuntimeConfig,
+    engine: AsyncEngine,
+    admission: Admission,
+    tokenizer: Tokenizer,
+    response_store: ResponseStore,
+    max_body_seconds: float,
 ) -> Serving:
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
@@ -290,6 +298,7 @@ def _serving(
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
+        response_store=response_store,
         drops_client_header=config.server.drop_client_header,
         kv_transfer=config.cache.kv_transfer_config,
     )

@@ -5,16 +5,17 @@ this API send new fields with each of their releases, so what is not known is ta
 Anthropic has no name for (`seed`, `min_p`, `chat_template_kwargs`, ...) mean here what they mean there.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kvasir_chat.anthropic import chat_messages, is_prefilled
-from kvasir_chat.messages import ConversationRefusedError
+from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled, thinking_fields, tool_choice
 from kvasir_runtime.errors import InvalidRequestError
-from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, Unsupported, checked
+from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
+from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
+    CHAT_EXTRAS,
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
@@ -25,16 +26,10 @@ from kvasir_runtime.server.protocol import (
     TopP,
     Whole,
 )
+from kvasir_runtime.server.tools import MAX_TOOLS
 
-_OF_CHAT = frozenset({
-    "cache_salt", "chat_template_kwargs", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "logit_bias", "min_p",
-    "min_tokens", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens",
-    "stop_token_ids", "structured_outputs",
-})  # fmt: skip
 _REFUSED = ("container", "mcp_servers")
 """What only Anthropic's own servers can do, and an answer without would not be what was asked for."""
-T = TypeVar("T")
 
 
 class _Options(BaseModel):
@@ -64,8 +59,8 @@ class MessagesPrompt(LenientBody):
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    tools: Unsupported = None
-    tool_choice: Any = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
@@ -73,30 +68,27 @@ class MessagesPrompt(LenientBody):
 
     def check_wishes(self) -> None:
         for name in _REFUSED:
-            if (self.model_extra or {}).get(name):
+            if self._extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
-        if (self.model_extra or {}).get("n", 1) not in (None, 1):
+        if self._extra("n") not in (None, 1):
             raise InvalidRequestError("n: an answer of this API is one sequence; send several requests", "n")
 
     def to_tokenize(self, *, drops_client_header: bool) -> TokenizeChatRequest:
         """Raises InvalidRequestError."""
-        values = self._conversation(drops_client_header)
-        if "chat_template_kwargs" in self._given():
-            values["chat_template_kwargs"] = self._given()["chat_template_kwargs"]
-        return checked(TokenizeChatRequest, values)
+        return checked(TokenizeChatRequest, self._prompt(drops_client_header))
 
-    def _conversation(self, drops_client_header: bool) -> dict[str, Any]:
+    def _prompt(self, drops_client_header: bool) -> dict[str, Any]:
+        messages = partial(chat_messages, self.system, self.messages, drops_client_header=drops_client_header)
         return {
             "model": self.model,
-            "messages": _translated(
-                lambda: chat_messages(self.system, self.messages, drops_client_header=drops_client_header)
-            ),
+            "messages": translated(messages),
             "continue_final_message": is_prefilled(self.messages),
+            "tools": translated(partial(chat_tools, self.tools)),
+            **thinking_fields(_plain(self.thinking), _plain(self.output_config), self._extra("chat_template_kwargs")),
         }
 
-    def _given(self) -> dict[str, Any]:
-        """Of chat's own fields."""
-        return {name: value for name, value in (self.model_extra or {}).items() if name in _OF_CHAT}
+    def _extra(self, name: str) -> Any:
+        return (self.model_extra or {}).get(name)
 
 
 class MessagesChat(ChatCompletionRequest):
@@ -121,10 +113,13 @@ class MessagesRequest(MessagesPrompt):
 
     def to_chat(self, *, drops_client_header: bool) -> MessagesChat:
         """Raises InvalidRequestError."""
-        values = self._given() | self._conversation(drops_client_header)
+        extras = {name: value for name, value in (self.model_extra or {}).items() if name in CHAT_EXTRAS}
+        asked = translated(partial(tool_choice, self.tool_choice))
+        values = extras | self._prompt(drops_client_header) | (asked if self.tools else {})
         for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
             values[name] = getattr(self, name)
         values["stop"] = self.stop_sequences
+        values["thinking_token_budget"] = None if self.thinking is None else self.thinking.budget_tokens
         values["response_format"] = self._response_format()
         return checked(MessagesChat, values)
 
@@ -136,8 +131,5 @@ class MessagesRequest(MessagesPrompt):
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.json_schema, "strict": True}}
 
 
-def _translated(make: Callable[[], T]) -> T:
-    try:
-        return make()
-    except ConversationRefusedError as error:
-        raise InvalidRequestError(str(error), error.field) from error
+def _plain(options: BaseModel | None) -> dict[str, Any] | None:
+    return None if options is None else options.model_dump()

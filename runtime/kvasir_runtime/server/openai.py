@@ -199,7 +199,12 @@ async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limi
 
 
 def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
-    return formats.reading(wishes.call_rule, prompts[0].text, includes_reasoning=wishes.include_reasoning)
+    return formats.reading(
+        wishes.call_rule,
+        prompts[0].text,
+        includes_reasoning=wishes.include_reasoning,
+        thinking_budget=wishes.thinking_token_budget,
+    )
 
 
 class ChatShape(OpenAiShape[ChatCompletionRequest]):

@@ -107,8 +107,8 @@ class PromptBuilder:
             )
 
         def render() -> str:
-            try:
-                return template.render(
+            return translated(
+                lambda: template.render(
                     [message.model_dump(exclude_none=True) for message in chat.messages],
                     add_generation_prompt=chat.add_generation_prompt,
                     continue_final_message=chat.continue_final_message,
@@ -117,10 +117,17 @@ class PromptBuilder:
                     reasoning_effort=chat.reasoning_effort,
                     variables=chat.chat_template_kwargs,
                 )
-            except ConversationRefusedError as error:
-                raise InvalidRequestError(str(error), error.field) from error
+            )
 
         return render
+
+
+def translated(make: Callable[[], T]) -> T:
+    """What is made of a conversation. Raises InvalidRequestError where that is refused."""
+    try:
+        return make()
+    except ConversationRefusedError as error:
+        raise InvalidRequestError(str(error), error.field) from error
 
 
 async def of_tokens(make: Callable[[list[int]], T], token_ids: list[int]) -> T:

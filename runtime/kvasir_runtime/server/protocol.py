@@ -207,6 +207,11 @@ class GenerationFields(StructuredFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def token_limit_field(self) -> str:
+        """Its name."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def max_new_tokens(self) -> int | None:
         """Of a sequence that the engine is to make; None: what the context has room for."""
         return self.token_limit
@@ -305,6 +310,8 @@ class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
     include_reasoning: Flag = True
     """False: what the model thinks is left out of the answer."""
+    thinking_token_budget: Annotated[Whole, Field(ge=0)] | None = None
+    """After so many tokens a thought is ended."""
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
@@ -324,6 +331,15 @@ class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
                 "use_beam_search", "use_beam_search cannot be used with tools; leave them out or set tool_choice: none"
             )
         return self
+
+
+CHAT_EXTRAS = frozenset({
+    "cache_salt", "chat_template_kwargs", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "logit_bias", "min_p",
+    "min_tokens", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens",
+    "stop_token_ids", "structured_outputs", "thinking_token_budget",
+})  # fmt: skip
+"""Fields of chat that mean the same in APIs which have no names for them."""
 
 
 class TokenizeTextRequest(Body):

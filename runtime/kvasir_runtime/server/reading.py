@@ -5,8 +5,10 @@ parser. A request that asks for neither has no reading, and its text goes to the
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -14,14 +16,19 @@ from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.server.structured import WantedGrammar
 from kvasir_runtime.server.tools import CallRule
-from kvasir_runtime.structured.grammars import Thought, behind_a_thought
+from kvasir_runtime.structured.grammars import either
+from kvasir_runtime.structured.thoughts import Thought, behind_a_thought, behind_marks
 from kvasir_runtime.talk.detection import detect_calls, detect_reasoning
 from kvasir_runtime.talk.events import CallBegun, Content, Event, Reasoning
-from kvasir_runtime.talk.formats import FORMATS, REASONING, CallFormat, ReasoningFormat
+from kvasir_runtime.talk.format import CallFormat, Channels, ReasoningFormat
+from kvasir_runtime.talk.formats import FORMATS, REASONING
+from kvasir_runtime.talk.grammar import calls_grammar
 from kvasir_runtime.talk.parser import AnswerParser, is_thought_open
 
 NO_FORMAT = "none"
 """In the place of a format's name."""
+TOOLS_FIELD = "tools"
+BUDGET_FIELD = "thinking_token_budget"
 _SHOWN_BY = "shown_by"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -31,13 +38,19 @@ class AnswerFormats:
     """How the served model writes calls and thoughts; None: not known, or not at all."""
 
     calls_name: str | None = None
-    calls: CallFormat | None = None
-    special_call_marks: Mapping[str, int] = field(default_factory=dict)
-    """Special tokens that its marks are made of, and their ids."""
-    reasoning: ReasoningFormat | None = None
-    special_reasoning_marks: Mapping[str, int] = field(default_factory=dict)
+    calls: CallFormat | Channels | None = None
+    special_call_ids: frozenset[int] = frozenset()
+    """Of special tokens that its marks are made of."""
+    reasoning: ReasoningFormat | Channels | None = None
+    special_reasoning_ids: frozenset[int] = frozenset()
+    reasoning_token_ids: Mapping[str, int] = field(default_factory=dict)
+    """Of its marks that are one token."""
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    """Of all special tokens, by their text."""
 
-    def reading(self, rule: CallRule | None, prompt: str, *, includes_reasoning: bool) -> "Reading | None":
+    def reading(
+        self, rule: CallRule | None, prompt: str, *, includes_reasoning: bool = True, thinking_budget: int | None = None
+    ) -> "Reading | None":
         """Raises InvalidRequestError where calls are asked for and the model's format is not known."""
         if rule is not None and self.calls is None:
             raise InvalidRequestError(
@@ -45,12 +58,10 @@ class AnswerFormats:
                 "tool_choice: none",
                 "tools",
             )
-        if rule is not None and rule.is_required:
-            raise InvalidRequestError("tool_choice: this server cannot force a call yet; send auto", "tool_choice")
         if rule is None and self.reasoning is None:
             return None
         is_thinking = self.reasoning is not None and is_thought_open(self.reasoning, prompt)
-        return Reading(self, rule, is_thinking=is_thinking, includes_reasoning=includes_reasoning)
+        return Reading(self, rule, is_thinking, includes_reasoning, thinking_budget)
 
 
 def answer_formats(
@@ -65,9 +76,11 @@ def answer_formats(
     return AnswerFormats(
         calls_name=calls_name,
         calls=calls,
-        special_call_marks=_special_marks(tokenizer, calls),
+        special_call_ids=_special_ids(tokenizer, calls),
         reasoning=reasoning,
-        special_reasoning_marks=_special_marks(tokenizer, reasoning),
+        special_reasoning_ids=_special_ids(tokenizer, reasoning),
+        reasoning_token_ids=_token_ids(tokenizer, reasoning),
+        special_ids={tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids},
     )
 
 
@@ -81,10 +94,16 @@ def _chosen(flag: str, name: str | None, known: Sequence[str], detected: str | N
     return name
 
 
-def _special_marks(tokenizer: Tokenizer, described: CallFormat | ReasoningFormat | None) -> dict[str, int]:
+def _special_ids(tokenizer: Tokenizer, described: CallFormat | ReasoningFormat | Channels | None) -> frozenset[int]:
+    """Of the special tokens in a format's marks."""
     texts = list(_texts(described))
-    tokens = {token: token_id for token_id in tokenizer.special_ids if (token := tokenizer.token(token_id))}
-    return {token: token_id for token, token_id in tokens.items() if any(token in text for text in texts)}
+    tokens = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids}
+    return frozenset(i for i, token in tokens.items() if token and any(token in text for text in texts))
+
+
+def _token_ids(tokenizer: Tokenizer, described: ReasoningFormat | Channels | None) -> dict[str, int]:
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False) for text in _texts(described) if len(text) > 1}
+    return {text: token_ids[0] for text, token_ids in encoded.items() if len(token_ids) == 1}
 
 
 def _texts(described: object) -> Iterator[str]:
@@ -109,13 +128,14 @@ class Reading:
     is_thinking: bool
     """The prompt has begun a thought."""
     includes_reasoning: bool
+    thinking_budget: int | None
+    """Tokens of a thought; None: any number."""
 
     @property
     def shown_special_ids(self) -> frozenset[int]:
         """Parsers find marks by their text."""
         formats = self.formats
-        of_calls = frozenset[int]() if self.rule is None else formats.special_call_marks.values()
-        return frozenset([*formats.special_reasoning_marks.values(), *of_calls])
+        return formats.special_reasoning_ids | (formats.special_call_ids if self.rule is not None else frozenset())
 
     def parser(self) -> AnswerParser:
         rule = self.rule
@@ -124,20 +144,80 @@ class Reading:
         return AnswerParser(calls, self.formats.reasoning, tools=schemas, is_thinking=self.is_thinking)
 
     def wanted(self, answer: WantedGrammar | None) -> WantedGrammar | None:
-        """The grammar of all that the model writes, whose answer is to follow one."""
-        if answer is None or self.formats.reasoning is None:
+        """The grammar of all that the model writes, where its answer is to follow one. Raises InvalidRequestError."""
+        wanted, thought = self._with_calls(answer), self._thought()
+        if thought is None or (wanted is None and thought.max_tokens is None):
+            return wanted
+        key = f"thought {thought.is_open} {thought.max_tokens}"
+        if wanted is None:
+            special_ids = self.formats.special_ids.values()
+            return WantedGrammar(BUDGET_FIELD, key, lambda: behind_a_thought(None, thought, special_ids))
+        return WantedGrammar(wanted.field, f"{key} {wanted.key}", lambda: behind_a_thought(wanted.make(), thought))
+
+    def _with_calls(self, answer: WantedGrammar | None) -> WantedGrammar | None:
+        """What comes behind a thought: calls, or an answer that follows `answer`."""
+        rule, answer = self.rule, self._behind_header(answer)
+        if rule is None or (answer is None and not rule.is_held):
             return answer
-        thought = Thought(
-            self.formats.reasoning.opened,
-            self.formats.reasoning.closed,
+        if answer is not None and not answer.is_of_the_answer:
+            if not rule.is_required:
+                return answer  # which may be a call, too
+            raise InvalidRequestError(
+                f"{answer.field}: it says how all of the answer is to look, but tool_choice asks for a call; send one "
+                "of them",
+                answer.field,
+            )
+        calls = self._calls(rule, is_required=rule.is_required or answer is not None)
+        if answer is None or rule.is_required:
+            return calls
+        return WantedGrammar(answer.field, f"{calls.key} or {answer.key}", lambda: either(calls.make(), answer.make()))
+
+    def _behind_header(self, answer: WantedGrammar | None) -> WantedGrammar | None:
+        """With the header that an answer has among a model's messages."""
+        channels = self.formats.reasoning
+        if answer is None or not isinstance(channels, Channels):
+            return answer
+        header, token_ids = f"{channels.channel}final{channels.message}", self.formats.reasoning_token_ids
+        return replace(answer, make=lambda: behind_marks(header, answer.make(), token_ids))
+
+    def _calls(self, rule: CallRule, *, is_required: bool) -> WantedGrammar:
+        formats, tools = self.formats, [tool.callable for tool in rule.tools]
+        assert formats.calls is not None
+        make = partial(
+            calls_grammar,
+            formats.calls,
+            tools,
+            is_required=is_required,
+            is_parallel=rule.is_parallel,
+            special_ids=formats.special_ids,
+        )
+        described = [[tool.name, tool.is_strict, tool.parameters] for tool in tools]
+        return WantedGrammar(TOOLS_FIELD, f"calls {is_required} {rule.is_parallel} {json.dumps(described)}", make)
+
+    def _thought(self) -> Thought | None:
+        match self.formats.reasoning:
+            case None:
+                return None
+            case Channels() as channels:
+                opened = f"{channels.channel}{channels.reasoning}{channels.message}"
+                closed, behind = channels.ended[0], f"{channels.started}assistant"
+                is_optional = self.thinking_budget is None
+            case ReasoningFormat() as reasoning:
+                opened, closed = self._one_token(reasoning.opened), self._one_token(reasoning.closed)
+                behind, is_optional = "", True
+        return Thought(
+            opened=opened,
+            closed=closed,
             is_open=self.is_thinking,
-            special_tokens=self.formats.special_reasoning_marks,
+            behind=behind,
+            is_optional=is_optional,
+            token_ids=self.formats.reasoning_token_ids,
+            max_tokens=self.thinking_budget,
         )
-        return WantedGrammar(
-            answer.field,
-            f"thought {self.is_thinking} {answer.key}",
-            lambda: behind_a_thought(answer.make(), thought),
-        )
+
+    def _one_token(self, marks: Sequence[str]) -> str:
+        """That which the model knows, of several spellings."""
+        return next((mark for mark in marks if mark in self.formats.reasoning_token_ids), marks[0])
 
 
 class AnswerReader:
@@ -158,7 +238,8 @@ class AnswerReader:
             parser = self._parsers[delta.index] = self._reading.parser()
         events = parser.feed(delta.text)
         if delta.finish_reason is not None:
-            events += parser.finish()
+            is_models_end = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
+            events += parser.finish(is_cut=not is_models_end)
         return [self._with_id(delta.index, event) for event in events if self._is_wanted(event)]
 
     def finish_reason(self, delta: SequenceDelta) -> FinishReason | str | None:

@@ -291,7 +291,7 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
-    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    field = request.token_limit_field
     if asked > room and request.is_cut_to_context:
         return room
     if asked > room:

@@ -28,6 +28,7 @@ from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.reading import AnswerFormats, Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
+from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
@@ -57,6 +58,7 @@ class Serving:
     max_body_bytes: int
     max_body_seconds: float
     """In which all of it is to come."""
+    response_store: ResponseStore
     drops_client_header: bool
     """Of the system text of /v1/messages (`kvasir_chat.anthropic`)."""
     kv_transfer: KvTransferConfig | None = None
@@ -101,6 +103,8 @@ class Heading:
     created: int
     """Seconds since the epoch."""
     model: str
+    num_events_before: int = 0
+    """That another engine has sent of the same stream."""
 
 
 def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> None:
@@ -113,7 +117,7 @@ class Route(Generic[Asked, Wishes]):
     id_prefix: str
     body: type[Asked]
     """What a body is parsed to."""
-    wishes: Callable[[Asked, Serving], Awaitable[Wishes]]
+    wishes: Callable[[Asked, Serving, Request], Awaitable[Wishes]]
     """What it asks for in the words that requests are resolved from."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
     shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
@@ -123,7 +127,7 @@ class Route(Generic[Asked, Wishes]):
     """How answers are read for the shape; None: not at all."""
 
 
-async def as_given(asked: Wishes, serving: Serving) -> Wishes:
+async def as_given(asked: Wishes, serving: Serving, request: Request) -> Wishes:
     """Of an API whose words those are."""
     return asked
 
@@ -156,7 +160,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
     max_bytes = body_limit(serving.max_body_bytes, request.headers)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
-    wishes = await route.wishes(parse(route.body, body), serving)
+    wishes = await route.wishes(parse(route.body, body), serving, request)
     model = serving.check_model(wishes.model)
     limits = serving.limits()
     wanted = wishes.wanted_grammar()
@@ -182,7 +186,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
         is_stream=bool(wishes.stream),
         kv_transfer=serving.kv_transfer,
     )
-    heading = Heading(requests[0].request_id, journal.created(int(time.time())), model)
+    heading = Heading(requests[0].request_id, journal.created(int(time.time())), model, journal.num_events)
     writer = event_writer(request.headers, requests, heading.created, serving.model_digest, journal)
     exchange = Exchange(
         engine=serving.engine,

@@ -73,6 +73,9 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Unsupported = None
 
 
+RESPONSE_FORMAT = "response_format"
+
+
 @dataclass(frozen=True, slots=True)
 class WantedGrammar:
     field: str
@@ -80,6 +83,11 @@ class WantedGrammar:
     key: str
     """Equal where the grammar is."""
     make: Callable[[], str]
+
+    @property
+    def is_of_the_answer(self) -> bool:
+        """Of what is said where no tool is called. The others are of all that is written behind a thought."""
+        return self.field.startswith(RESPONSE_FORMAT)
 
 
 class StructuredFields(Body):
@@ -99,7 +107,7 @@ class StructuredFields(Body):
         return wanted[0] if wanted else None
 
     def _of_response_format(self) -> list[WantedGrammar]:
-        wanted, field = self.response_format, "response_format"
+        wanted, field = self.response_format, RESPONSE_FORMAT
         if wanted is None or wanted.type == "text":
             return []
         if wanted.type == "json_object" or wanted.json_schema is None:

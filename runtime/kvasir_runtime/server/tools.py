@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.server.body import Body, RequestModel
+from kvasir_runtime.talk.grammar import CallableTool
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARS = 256
@@ -51,6 +52,11 @@ class Tool(BaseModel):
         return tool
 
     @property
+    def callable(self) -> CallableTool:
+        function = self.function
+        return CallableTool(function.name, function.parameters, is_strict=bool(function.strict))
+
+    @property
     def sent(self) -> dict[str, Any]:
         """With all keys in the client's order."""
         return self._sent
@@ -81,11 +87,16 @@ class CallRule:
 
     tools: tuple[Tool, ...]
     is_required: bool = False
-    """At least one of them is called, and nothing is said."""
+    """At least one of them is called, and nothing else is said."""
     is_named: bool = False
     """The client asks for this one call, and its answer ends as one without calls does, as OpenAI's do."""
     is_parallel: bool = True
     """Whether several may be called."""
+
+    @property
+    def is_held(self) -> bool:
+        """Calls follow a grammar, whether there is one or not."""
+        return self.is_required or any(tool.function.strict for tool in self.tools)
 
 
 def _check_kind(value: Any) -> Any:

@@ -1,9 +1,7 @@
 """Grammars of what clients ask for, as text that llguidance reads."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import llguidance
@@ -46,51 +44,19 @@ def ebnf_grammar(text: str) -> str:
         raise GrammarError(f"the grammar cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Thought:
-    """What a model may write before its answer."""
-
-    opened: str
-    closed: str
-    is_open: bool
-    """The prompt has opened it, so it comes first and is closed; else there may be one."""
-    special_tokens: Mapping[str, int]
-    """Those of the marks."""
+def either(one: str, other: str) -> str:
+    """The answer follows one of two grammars."""
+    (first, first_parts), (second, second_parts) = named_parts("one", one), named_parts("other", other)
+    return composed(f"start: {first} | {second}", [*first_parts, *second_parts])
 
 
-def behind_a_thought(grammar: str, thought: Thought) -> str:
-    """The same grammar, of what comes after a thought and at most two line ends. Raises GrammarError."""
-    closed = _spelled(thought.closed, thought.special_tokens)
-    if thought.special_tokens:
-        text = f"text: /(?s:.*)/ {closed}"  # no text holds a special token
-    else:
-        text = f"text[suffix={closed}]: /(?s:.*)/"
-    opened = "" if thought.is_open else _spelled(thought.opened, thought.special_tokens)
-    whole = "text LINES? @answer" if thought.is_open else f"({opened} text LINES?)? @answer"
-    first, *others = _parts(grammar)
-    parts = [
-        {"name": "whole", "lark_grammar": f"start: {whole}\n{text}\nLINES: /\\n{{1,2}}/\n"},
-        first | {"name": "answer"},
-        *others,
-    ]
-    return json.dumps({"grammars": parts}, ensure_ascii=False)
+def composed(lark: str, parts: Sequence[dict[str, Any]]) -> str:
+    """A grammar that refers to others."""
+    return json.dumps({"grammars": [{"name": "whole", "lark_grammar": lark}, *parts]}, ensure_ascii=False)
 
 
-def _spelled(mark: str, special_tokens: Mapping[str, int]) -> str:
-    """As a Lark grammar has it."""
-    if not special_tokens:
-        return json.dumps(mark, ensure_ascii=False)
-    pieces = re.split(f"({'|'.join(map(re.escape, special_tokens))})", mark)
-    return " ".join(
-        f"<[{special_tokens[piece]}]>" if piece in special_tokens else json.dumps(piece, ensure_ascii=False)
-        for piece in pieces
-        if piece
-    )
-
-
-def _parts(grammar: str) -> list[dict[str, Any]]:
-    """Lark's text is the only part of its grammar."""
-    if not grammar.startswith("{"):
-        return [{"lark_grammar": grammar}]
-    parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
-    return parts
+def named_parts(name: str, grammar: str) -> tuple[str, list[dict[str, Any]]]:
+    """How Lark refers to a grammar, and the grammars that it is made of. Lark's text is the only part of its own."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    name = f"{name}{len(parts)}"  # which those within have not
+    return f"@{name}", [parts[0] | {"name": name}, *parts[1:]]

@@ -23,30 +23,42 @@ class Marks:
     def __init__(self, marks: Iterable[str]) -> None:
         self.marks = tuple(sorted(set(marks), key=len, reverse=True))
         self._pattern = re.compile("|".join(map(re.escape, self.marks))) if self.marks else None
-        self._beginnings = {mark[:length] for mark in self.marks for length in range(1, len(mark))}
+        self._beginnings = {mark[:length] for mark in self.marks for length in range(len(mark))}
         self._max_length = max(map(len, self.marks), default=0)
 
     def may_be_at(self, text: str, position: int) -> bool:
         """Whether the text ends before it is known which mark stands here."""
-        return text[position : position + self._max_length] in self._beginnings or position == len(text)
+        return text[position : position + self._max_length] in self._beginnings
 
     def at(self, text: str, position: int) -> str | None:
         return next((mark for mark in self.marks if text.startswith(mark, position)), None)
 
     def find(self, text: str, position: int) -> tuple[int, str | None]:
-        """Where the first one stands, or may yet come to stand; None: it may be a mark or none, or there is none."""
+        """Where the first one stands. None: where one may come to stand, or the text's end."""
+        begun = self._begun(text, position)
         found = self._pattern.search(text, position) if self._pattern else None
-        begun = len(text)
+        return (found.start(), found.group()) if found and found.start() < begun else (begun, None)
+
+    def find_whole(self, text: str, position: int) -> tuple[int, str | None]:
+        """The same where no text follows."""
+        found = self._pattern.search(text, position) if self._pattern else None
+        return (found.start(), found.group()) if found else (len(text), None)
+
+    def _begun(self, text: str, position: int) -> int:
         for length in range(min(self._max_length - 1, len(text) - position), 0, -1):
             if text[-length:] in self._beginnings:
-                begun = len(text) - length
-                break
-        return (found.start(), found.group()) if found and found.start() < begun else (begun, None)
+                return len(text) - length
+        return len(text)
 
 
 @cache
 def marks_of(*marks: str) -> Marks:
     return Marks(marks)
+
+
+@cache
+def _run_of(chars: str) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(chars)}]*")
 
 
 class Scanner:
@@ -55,6 +67,8 @@ class Scanner:
         self._position = 0
         self._anchor: int | None = None
         self._is_ended = False
+        self.is_cut = False
+        """The text ended before the model ended it."""
 
     def add(self, text: str) -> None:
         kept = self._position if self._anchor is None else self._anchor
@@ -63,9 +77,10 @@ class Scanner:
         if self._anchor is not None:
             self._anchor = 0
 
-    def end(self) -> None:
+    def end(self, *, is_cut: bool) -> None:
         """No text will follow."""
         self._is_ended = True
+        self.is_cut = is_cut
 
     def set_anchor(self) -> None:
         self._anchor = self._position
@@ -87,11 +102,14 @@ class Scanner:
         self._position += len(taken)
         return taken
 
+    def take_there(self, pattern: re.Pattern[str]) -> str:
+        """What is there of it."""
+        match = pattern.match(self._text, self._position)
+        return self.take(len(match.group())) if match else ""
+
     def char(self) -> Reading[str]:
         """The next one, which stays; empty at the end."""
-        while self._position == len(self._text) and not self._is_ended:
-            yield
-        return self._text[self._position : self._position + 1]
+        return (yield from self.chars(1))
 
     def chars(self, num_chars: int) -> Reading[str]:
         """The next ones, which stay; fewer at the end."""
@@ -100,7 +118,7 @@ class Scanner:
         return self._text[self._position : self._position + num_chars]
 
     def at(self, marks: Marks) -> Reading[str | None]:
-        """Which of them stands here; it stays."""
+        """The longest of them that stands here; it stays."""
         while not self._is_ended and marks.may_be_at(self._text, self._position):
             yield
         return marks.at(self._text, self._position)
@@ -111,39 +129,26 @@ class Scanner:
 
     def take_while(self, chars: str) -> Reading[str]:
         """All that are made of these."""
+        return (yield from self.take_run(_run_of(chars)))
+
+    def take_run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Of characters that match, one by one."""
         taken = ""
         while True:
-            end = self._position
-            while end < len(self._text) and self._text[end] in chars:
-                end += 1
-            is_all = end < len(self._text) or self._is_ended
-            taken += self.take(end - self._position)
-            if is_all:
+            taken += self.take_there(pattern)
+            if self._position < len(self._text) or self._is_ended:
                 return taken
             yield
 
-    def take_matching(self, pattern: re.Pattern[str]) -> str:
-        """What is there of it."""
-        match = pattern.match(self._text, self._position)
-        return self.take(len(match.group())) if match else ""
-
     def take_until(self, marks: Marks, write: Write, *, held: str = "") -> Reading[str | None]:
-        """Hands on text as it comes, up to the first mark and the `held` characters before it: the scanner then stands
-        at those. None: the text has ended, and only such characters are left."""
+        """Hands text on as it comes, up to the first mark and the `held` characters before it: there the scanner
+        stands. None: the text has ended, but for such characters."""
         while True:
-            end, mark = marks.find(self._text, self._position)
-            if self._is_ended and mark is None:
-                end, mark = self._first_whole(marks)
-            kept = self._text[self._position : end].rstrip(held) if held else self._text[self._position : end]
-            if kept:
-                write(self.take(len(kept)))
+            find = marks.find_whole if self._is_ended else marks.find
+            end, mark = find(self._text, self._position)
+            text = self._text[self._position : end].rstrip(held) if held else self._text[self._position : end]
+            if text:
+                write(self.take(len(text)))
             if mark is not None or self._is_ended:
                 return mark
             yield
-
-    def _first_whole(self, marks: Marks) -> tuple[int, str | None]:
-        found = [(at, -len(mark), mark) for mark in marks.marks if (at := self._text.find(mark, self._position)) >= 0]
-        if not found:
-            return len(self._text), None
-        at, _, mark = min(found)
-        return at, mark

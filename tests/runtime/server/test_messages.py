@@ -7,10 +7,13 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
+from tests.runtime.server.conftest import Running
+from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, own_model
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.journal import COMMENT
 
+__all__ = ["own_model"]  # a fixture
 PROMPT = "größer 日本語 😀 the quick brown fox"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 HEADER = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1f2e;"}
@@ -127,12 +130,139 @@ def ask(running, path: str = "/v1/messages", headers: dict[str, str] | None = No
     return running.http.post(path, json=body, headers=headers)
 
 
+TOOLS = [
+    {"name": name, "description": "...", "input_schema": {"type": "object", "properties": {}}}
+    for name in ("weather", "time")
+]
+
+
+@pytest.fixture
+def model(own_model: Running) -> Running:
+    """It writes the last message's content."""
+    own_model.core.received, own_model.core.aborted = [], []
+    return own_model
+
+
+def asked(content: str, **options: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "tools": TOOLS, "max_tokens": 300} | options
+
+
+def answer(model: Running, content: str, **options: Any) -> dict[str, Any]:
+    response = model.http.post("/v1/messages", json=asked(content, **options))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+CALLED = {"type": "tool_use", "name": "weather", "input": json.loads(CITY)}
+THOUGHT = {"type": "thinking", "thinking": "What now?"}
+
+
+@pytest.mark.parametrize(
+    ("written", "blocks", "stop_reason"),
+    [
+        ("Hello.", [text("Hello.")], "end_turn"),
+        ("", [], "end_turn"),
+        (f"I look.\n{WEATHER}", [text("I look."), CALLED], "tool_use"),
+        (f"{WEATHER}\n{TIME}", [CALLED, {"type": "tool_use", "name": "time", "input": {}}], "tool_use"),
+        ("<think>\nWhat now?\n</think>\n\nHello.", [THOUGHT, text("Hello.")], "end_turn"),
+        (
+            '<tool_call>{"name": "weather", "arguments": {"city" 1</tool_call>',
+            [{"type": "tool_use", "name": "weather", "input": {"INVALID_JSON": '{"city" 1'}}],
+            "tool_use",
+        ),
+    ],
+)
+def test_thoughts_text_and_calls_are_blocks(model, written: str, blocks: list[Any], stop_reason: str) -> None:
+    message = answer(model, written)
+    assert [without_ids(block) for block in message["content"]] == blocks
+    assert message["stop_reason"] == stop_reason
+    assert all(block.get("id", "call_").startswith("call_") for block in message["content"])
+
+
+def without_ids(block: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in block.items() if key not in ("id", "signature")}
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "broken"])
+def test_a_stream_of_blocks_adds_up_to_the_whole(model, name: str) -> None:
+    whole = answer(model, TEXTS[name])
+    with (
+        anthropic.Anthropic(base_url=model.url, api_key="none", max_retries=0) as client,
+        client.messages.stream(model="talking", **asked(TEXTS[name])) as stream,
+    ):
+        streamed = stream.get_final_message()
+    blocks = [block.model_dump(exclude_none=True) for block in streamed.content]
+    assert list(map(without_ids, blocks)) == list(map(without_ids, whole["content"]))
+    assert streamed.stop_reason == whole["stop_reason"]
+
+
+def test_a_call_that_is_cut_says_max_tokens(model) -> None:
+    message = answer(model, WEATHER, max_tokens=55)
+    [block] = message["content"]
+    assert (block["type"], message["stop_reason"]) == ("tool_use", "max_tokens")
+    assert CITY.startswith(block["input"]["INVALID_JSON"].rstrip("\N{REPLACEMENT CHARACTER}"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ({"type": "maybe"}, "tool_choice: an object of the type auto, any, none or tool"),
+        ({"type": "tool"}, "tool_choice.name: a text is expected"),
+        ({"type": "tool", "name": "nobody"}, "tool_choice names 'nobody', which is none of the tools"),
+    ],
+)
+def test_a_wrong_choice_of_tools_is_refused(model, choice: dict[str, Any], told: str) -> None:
+    response = model.http.post("/v1/messages", json=asked("Hi", tool_choice=choice))
+    assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
+
+
+def test_without_a_choice_of_tools_text_stays_text(model) -> None:
+    assert answer(model, WEATHER, tool_choice={"type": "none"})["content"] == [text(WEATHER)]
+
+
+def test_one_call_is_answered_where_no_more_are_wanted(model) -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    [block] = answer(model, f"{WEATHER}\n{TIME}", tool_choice=choice)["content"]
+    assert block["name"] == "weather"
+
+
+def test_tools_of_anthropics_own_servers_are_refused(model) -> None:
+    tool = {"type": "web_search_20250305", "name": "web_search"}
+    response = model.http.post("/v1/messages", json=asked("Hi", tools=[tool]))
+    assert (response.status_code, "runs at Anthropic only" in response.text) == (400, True)
+
+
+def test_thinking_can_be_switched_off(model) -> None:
+    answer(model, "Hello.", thinking={"type": "disabled"})
+    assert prompt_text(model).startswith("<think></think>")
+
+
+def test_a_budget_ends_a_thought(model) -> None:
+    answer(model, "Hello.", thinking={"type": "enabled", "budget_tokens": 7})
+    chat = {"messages": [{"role": "user", "content": "Hello."}], "thinking_token_budget": 7}
+    model.http.post("/v1/chat/completions", json=chat)
+    ours, theirs = (received.spec.grammar for received in model.core.received)
+    assert ours is not None
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["calls behind text", "thought and calls", "broken"])
+def test_a_stream_of_blocks_cut_anywhere_and_continued_adds_up_to_the_whole(model, name: str) -> None:
+    options = asked(TEXTS[name], stream=True)
+    blocks = with_journal(model, b"", options)
+    whole = split(blocks)[1]
+    for cut in range(1, len(blocks)):
+        journal, before = split(blocks[:cut])
+        rest = split(with_journal(model, journal, options))[1]
+        assert added_up(before + rest) == added_up(whole), f"cut after {cut} blocks"
+
+
 def test_a_stream_cut_at_any_block_and_continued_adds_up_to_the_whole(running) -> None:
     running.core.num_cached_tokens = 3
     options: dict[str, Any] = {"stream": True, "max_tokens": 24, "stop_sequences": ["fox"], "seed": 3}
     blocks = with_journal(running, b"", options)
     whole = split(blocks)[1]
-    assert added_up(whole)["text"] == "user\ngrößer 日本語 😀 the quick brown "
+    assert added_up(whole)["texts"] == {(0, "text_delta"): "user\ngrößer 日本語 😀 the quick brown "}
     for cut in range(1, len(blocks)):
         journal, before = split(blocks[:cut])
         rest = split(with_journal(running, journal, options))[1]
@@ -140,7 +270,7 @@ def test_a_stream_cut_at_any_block_and_continued_adds_up_to_the_whole(running) -
 
 
 def with_journal(running, journal: bytes, options: dict[str, Any]) -> list[bytes]:
-    content = json.dumps({"model": "tiny", "messages": MESSAGES} | options).encode()
+    content = json.dumps({"messages": MESSAGES} | options).encode()
     headers = {"x-kvasir-resumable": "1"} | ({"x-kvasir-journal-at": str(len(content))} if journal else {})
     response = running.http.post("/v1/messages", content=content + journal, headers=headers)
     assert (response.status_code, response.headers["x-kvasir-resumable"]) == (200, "1"), response.text
@@ -159,9 +289,15 @@ def split(blocks: list[bytes]) -> tuple[bytes, list[dict[str, Any]]]:
 
 def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
     """How much text comes with one event depends on the moment."""
-    texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
-    others = [event for event in events if event["type"] != "content_block_delta"]
-    return {"text": "".join(texts), "others": others}
+    texts: dict[tuple[int, str], str] = {}
+    others = []
+    for event in events:
+        if event["type"] == "content_block_delta":
+            kind, piece = event["delta"].values()
+            texts[event["index"], kind] = texts.get((event["index"], kind), "") + piece
+        else:
+            others.append(event)
+    return {"texts": texts, "others": others}
 
 
 def test_tokens_are_counted_as_they_would_be_prefilled(running, client) -> None:

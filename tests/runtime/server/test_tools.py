@@ -1,12 +1,18 @@
 """Calls of tools and thoughts, asked through the official client of a server whose model writes what it is told."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.runtime.server.conftest import Running, byte_level_tokenizer, running_server
 from tests.runtime.server.test_resumption import added_up, split, stream
+from tokenizers import AddedToken
+
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.structured.vocabulary import Vocabulary, num_words
 
 TOOLS = [
     {
@@ -25,25 +31,41 @@ TIME = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CITY = '{"city": "Köln", "days": [1, 2]}'
 
 
-@pytest.fixture(scope="session")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server whose model writes the last message's content, calls in hermes' format, and thoughts."""
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@contextmanager
+def talking(tmp_path_factory: pytest.TempPathFactory, *, has_special_marks: bool) -> Iterator[Running]:
+    """A server whose model writes the last message's content, calls in hermes' format, and thoughts; its tokenizer has
+    the marks as tokens, as Qwen's does."""
     folder = tmp_path_factory.mktemp("models") / "talking"
     folder.mkdir()
-    byte_level_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=has_special_marks) for mark in MARKS])
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"chat_template": ECHO, "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with running_server(folder, tmp_path_factory.mktemp("ipc")) as running:
+        running.core.step_seconds = 0.0
         yield running
 
 
-Ask = Callable[..., Any]
+@pytest.fixture(scope="module")
+def own_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with talking(tmp_path_factory, has_special_marks=False) as running:
+        yield running
 
 
 @pytest.fixture
-def model(talking: Running) -> Running:
-    talking.core.received, talking.core.aborted, talking.core.step_seconds = [], [], 0.0
-    return talking
+def model(own_model: Running) -> Running:
+    own_model.core.received, own_model.core.aborted = [], []
+    return own_model
+
+
+@pytest.fixture(scope="module")
+def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with talking(tmp_path_factory, has_special_marks=True) as running:
+        yield running
 
 
 def wishes(text: str, **options: Any) -> dict[str, Any]:
@@ -94,7 +116,7 @@ def test_plain_answers_have_no_empty_list_of_calls(model: Running) -> None:
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
 
 
-@pytest.mark.parametrize("num_tokens", range(45, 75, 5))
+@pytest.mark.parametrize("num_tokens", range(1, 64, 7))
 def test_a_call_that_is_cut_says_length(model: Running, num_tokens: int) -> None:
     choice = answer(model, WEATHER, max_tokens=num_tokens)
     assert choice.finish_reason == "length"
@@ -227,6 +249,146 @@ def test_effort_none_switches_thinking_off(model: Running) -> None:
     model.client.chat.completions.create(**wishes("Hello.", reasoning_effort="none"))
     [request] = model.core.received
     assert model.tokenizer.decode(request.spec.prompt_token_ids).startswith("<think></think>")
+
+
+def grammar_of(model: Running, **options: Any) -> str | None:
+    """Of what a request asks for in its own words."""
+    model.core.received.clear()
+    answer(model, "Hello.", **options)
+    [request] = model.core.received
+    return request.spec.grammar
+
+
+def test_a_structured_answer_comes_behind_a_thought_and_a_budget_ends_that(model: Running) -> None:
+    held = grammar_of(model, tools=None, extra_body={"structured_outputs": {"regex": "a+"}})
+    ended = grammar_of(
+        model, tools=None, extra_body={"structured_outputs": {"regex": "a+"}, "thinking_token_budget": 7}
+    )
+    free = grammar_of(model, tools=None, extra_body={"thinking_token_budget": 7})
+    assert grammar_of(model, tools=None) is None
+    assert "a+" in held
+    assert "think" in held
+    assert "a+" in ended
+    assert "max_tokens" in ended
+    assert "max_tokens" in free
+
+
+def test_marks_that_are_special_tokens_reach_the_parser_and_others_stay_hidden(special: Running) -> None:
+    choice = answer(special, f"<think>Hm</think><|im_start|>Hi. {WEATHER}<|im_start|>")
+    assert (choice.message.content, calls_of(choice)) == ("Hi.", [("weather", CITY)])
+    assert choice.message.to_dict()["reasoning"] == "Hm"
+    plain = answer(special, f"{WEATHER}", tool_choice="none").message.content
+    assert plain == WEATHER.replace("<tool_call>", "").replace("</tool_call>", "")
+
+
+# What a model is held to.
+
+STRICT = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+OTHER = {"type": "function", "function": {"name": "time"}}
+RIGHT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call>'
+WRONG = RIGHT.replace("2", "true")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+NAMED = {"type": "function", "function": {"name": "time"}}
+THOUGHT = "<think>\nHm.\n</think>\n\n"
+HELD: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "required": (
+        {"tool_choice": "required", "tools": [STRICT, OTHER]},
+        [RIGHT, TIME, THOUGHT + RIGHT, f"{RIGHT}\n{TIME}"],
+        ["Hello.", WRONG, f"Hello.\n{RIGHT}", THOUGHT, "", f"{RIGHT} Hello."],
+    ),
+    "one": (
+        {"tool_choice": "required", "tools": [STRICT, OTHER], "parallel_tool_calls": False},
+        [RIGHT, TIME],
+        [f"{RIGHT}\n{TIME}"],
+    ),
+    "named": ({"tool_choice": NAMED, "tools": [STRICT, OTHER]}, [TIME, THOUGHT + TIME], [RIGHT, f"{TIME}\n{TIME}"]),
+    "strict": (
+        {"tools": [STRICT, OTHER]},
+        ["Hello.", RIGHT, f"Hello.\n{RIGHT}", THOUGHT + RIGHT, f"{THOUGHT}Hello.", TIME],
+        [WRONG, f"Hello. {WRONG}", THOUGHT + WRONG],
+    ),
+    "format": (
+        {"response_format": FORMAT},
+        ['{"a": 1}', WEATHER, TIME, THOUGHT + '{"a": 1}', THOUGHT + WEATHER],
+        ["Hello.", '{"a": "b"}', f'{{"a": 1}}{TIME}'],
+    ),
+    "format and required": ({"response_format": FORMAT, "tool_choice": "required"}, [WEATHER], ['{"a": 1}']),
+    "format, no tools": ({"response_format": FORMAT, "tool_choice": "none"}, ['{"a": 1}'], [WEATHER]),
+    "regex": ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, ["aa", THOUGHT + "aa"], [WEATHER, "b"]),
+    "thinking off": (
+        {"tool_choice": "required", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        [WEATHER],
+        ["Hello."],
+    ),
+}
+
+
+def follows(vocabulary: Vocabulary, model: Running, grammar: str, text: str) -> bool:
+    """Whether this is a whole answer."""
+    matcher, token_ids = vocabulary.matcher(grammar), model.tokenizer.encode(text).ids
+    if matcher.num_valid(token_ids) < len(token_ids):
+        return False
+    matcher.accept(token_ids)
+    words = np.zeros(num_words(model.tokenizer.get_vocab_size()), dtype=np.int32)
+    return matcher.is_complete or matcher.fill(words)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(own_model: Running) -> Vocabulary:
+    tokenizer = Tokenizer(own_model.tokenizer, {"eos_token": "<|im_end|>"})
+    return Vocabulary(tokenizer, own_model.tokenizer.get_vocab_size())
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_asked_for_is_all_that_a_model_can_write(model: Running, vocabulary: Vocabulary, name: str) -> None:
+    options, right, wrong = HELD[name]
+    grammar = grammar_of(model, **options)
+    assert grammar is not None
+    assert [text for text in right if not follows(vocabulary, model, grammar, text)] == []
+    assert [text for text in wrong if follows(vocabulary, model, grammar, text)] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"tool_choice": "auto"}, {"tool_choice": "none", "tools": [STRICT]}], ids=str)
+def test_a_model_that_may_choose_is_free(model: Running, options: dict[str, Any]) -> None:
+    assert grammar_of(model, **options) is None
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (NAMED, "stop")], ids=str)
+def test_an_answer_that_is_one_call_ends_as_openais_do(model: Running, choice: Any, reason: str) -> None:
+    assert answer(model, TIME, tool_choice=choice).finish_reason == reason
+
+
+UNIQUE = {"type": "object", "properties": {"cities": {"type": "array", "uniqueItems": True}}}
+
+
+def test_a_schema_that_cannot_be_promised_is_refused_where_it_is_strict(model: Running) -> None:
+    function = {"name": "weather", "parameters": UNIQUE}
+    body = wishes(WEATHER, tool_choice="required", tools=[{"type": "function", "function": function}])
+    assert model.http.post("/v1/chat/completions", json=body).status_code == 200
+    body["tools"][0]["function"] = function | {"strict": True}
+    response = model.http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert "'weather'" in response.json()["error"]["message"]
+    assert "uniqueItems" in response.json()["error"]["message"]
+
+
+def test_text_of_a_form_and_a_call_cannot_both_be_asked_for(model: Running) -> None:
+    body = wishes("a", tool_choice="required", guided_regex="a+")
+    response = model.http.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
 
 
 # What a server without a format says.

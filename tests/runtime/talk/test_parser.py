@@ -1,48 +1,63 @@
 """Answers as they come, in pieces of any size: what is read of them."""
 
-from dataclasses import replace
+import json
+from itertools import pairwise
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.talk.answers import ANSWERS, Answer, joined, parser_of, read
 
 from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
-from kvasir_runtime.talk.formats import FORMATS, REASONING
-from kvasir_runtime.talk.parser import AnswerParser
 
-TOOLS = {"weather": {"type": "object", "properties": {"city": {"type": "string"}}}, "now": {"type": "object"}}
-HERMES = (
-    "He asks.\n</think>\n\nLet me see.\n<tool_call>\n"
-    '{"name": "weather", "arguments": {"city": "{Å</tool_call>\\"}"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now"}\n</tool_call>\nDone.'
-)
-HERMES_EVENTS = [
-    Reasoning("He asks."),
-    Content("Let me see."),
-    CallBegun(0, "weather", None),
-    Arguments(0, '{"city": "{Å</tool_call>\\"}"}'),
-    CallEnded(0),
-    CallBegun(1, "now", None),
-    Arguments(1, "{}"),
-    CallEnded(1),
-    Content("\nDone."),
-]
+every_answer = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
 
 
-@given(st.lists(st.integers(0, len(HERMES))))
-def test_pieces_come_to_the_whole(cuts: list[int]) -> None:
-    ends = sorted({*cuts, len(HERMES)})
-    pieces = [HERMES[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    parser = AnswerParser(FORMATS["hermes"], REASONING["qwen3"], tools=TOOLS, is_thinking=True)
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    assert joined([*events, *parser.finish()]) == HERMES_EVENTS
+@every_answer
+def test_an_answer_is_read_as_it_was_meant(answer: Answer) -> None:
+    assert read(answer, [answer.text]) == answer.events()
+    assert read(answer, answer.text) == answer.events()
+    for event in answer.events():
+        if isinstance(event, Arguments):
+            assert isinstance(json.loads(event.text), dict)
 
 
-def joined(events: list[Event]) -> list[Event]:
-    whole: list[Event] = []
-    for event in events:
-        last = whole[-1] if whole else None
-        if isinstance(event, Content | Reasoning | Arguments) and type(last) is type(event):
-            whole[-1] = replace(event, text=last.text + event.text)
-        else:
-            whole.append(event)
-    return whole
+@every_answer
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_pieces_come_to_the_whole(answer: Answer, data: st.DataObject) -> None:
+    ends = data.draw(st.sets(st.integers(0, len(answer.text)), max_size=12))
+    cuts = [0, *sorted(ends), len(answer.text)]
+    assert read(answer, [answer.text[begin:end] for begin, end in pairwise(cuts)]) == answer.events()
+
+
+@every_answer
+def test_what_is_told_of_the_beginning_of_an_answer_stays_true(answer: Answer) -> None:
+    parser, told = parser_of(answer), list[Event]()
+    for char in answer.text:
+        told += parser.feed(char)
+        assert is_beginning(joined(told), answer.events())
+
+
+@every_answer
+def test_an_answer_may_be_cut_anywhere(answer: Answer) -> None:
+    for length in range(len(answer.text)):
+        parser = parser_of(answer)
+        told = parser.feed(answer.text[:length])
+        events = [*told, *parser.finish()]
+        num_begun = sum(isinstance(event, CallBegun) for event in events)
+        num_ended = sum(isinstance(event, CallEnded) for event in events)
+        assert num_begun - 1 <= num_ended <= num_begun
+        assert is_beginning(joined(told), joined(events))
+
+
+def is_beginning(told: list[Event], whole: list[Event]) -> bool:
+    if not told:
+        return True
+    *before, last = told
+    if before != whole[: len(before)] or len(before) >= len(whole):
+        return False
+    expected = whole[len(before)]
+    if isinstance(last, Content | Reasoning | Arguments) and type(last) is type(expected):
+        return expected.text.startswith(last.text)  # type: ignore[union-attr]
+    return last == expected
