@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.kv_buffer import copy_blocks
+from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, store_drafts
-from kvasir_runtime.execution.sampler import adjust_logits, draw, takes_most_likely
+from kvasir_runtime.execution.sampler import draw, takes_most_likely
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, PendingResult, StepFeature, StepFeatures
 from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder, StepInputBuilder
 from kvasir_runtime.execution.transfers import Transfers
@@ -187,7 +188,7 @@ class ModelRunner:
         after = after if positions.num_positions == len(after) else after[positions.tokens]
         masks = [mask for feature in forwarded.features if (mask := feature.mask(step)) is not None]
         allowed = self._transfers.upload(np.bitwise_and.reduce(masks))[0] if masks else None
-        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed)
+        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed, penalize=self._ops.penalize)
         max_seq_len = step.inputs.lengths.max_seq_len
         return DrawnStep(adjusted, self._draw_and_verify(logits, positions, after, allowed, max_seq_len))
 

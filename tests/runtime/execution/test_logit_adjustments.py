@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvasir_runtime.execution.sampler import adjust_logits
+from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
 
 VOCAB_SIZE = 12
