@@ -30,6 +30,10 @@ _HTTP = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HTTP_METHODS = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",
+    "/v1/embeddings": "POST",
+    "/v1/score": "POST",
+    "/v1/rerank": "POST",
+    "/classify": "POST",
     "/v1/models": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",

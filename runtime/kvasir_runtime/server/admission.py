@@ -90,7 +90,7 @@ def forget_process(ipc_dir: Path, api_server_count: int, api_index: int) -> None
 
 
 class AdmissionMiddleware:
-    """Around the routes of these paths, which generate, until the last byte of the answer is out."""
+    """Around the routes of these paths, which the engine works for, until the last byte of the answer is out."""
 
     def __init__(self, app: ASGIApp, admission: Admission, paths: Set[str]) -> None:
         self._app = app

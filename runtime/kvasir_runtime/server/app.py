@@ -11,8 +11,10 @@ import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
 from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
 from kvasir_runtime.server.openai import CHAT, COMPLETIONS
+from kvasir_runtime.server.pooling import PoolingRoute, pooling_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
@@ -21,6 +23,11 @@ from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
 
 GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
+MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY)
+WORKING_PATHS = frozenset(
+    [route.path for route in GENERATING] + [path for route in MAKING_VECTORS for path in route.paths]
+)
+"""Where the engine has to do with the answer."""
 
 
 def create_app(
@@ -35,6 +42,7 @@ def create_app(
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(generating_routes(serving, GENERATING))
+    app.include_router(pooling_routes(serving, MAKING_VECTORS))
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
@@ -44,7 +52,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
     app.add_middleware(BodyBudgetMiddleware, budget=bodies)
-    app.add_middleware(AdmissionMiddleware, admission=admission, paths={route.path for route in GENERATING})
+    app.add_middleware(AdmissionMiddleware, admission=admission, paths=WORKING_PATHS)
     app.add_middleware(RouterTrustMiddleware, secret=router_secret, kv_transfer_trust_clients=kv_transfer_trust_clients)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first

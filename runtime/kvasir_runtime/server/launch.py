@@ -34,6 +34,7 @@ from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, api_heartbeats
 from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.pooling.description import describe_pooling
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
@@ -288,6 +289,7 @@ def _serving(
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
+        pooling=describe_pooling(config.model),
         kv_transfer=config.cache.kv_transfer_config,
     )
 

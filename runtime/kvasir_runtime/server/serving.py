@@ -17,7 +17,8 @@ from starlette.responses import Response
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.pooling.description import PoolingDescription
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
@@ -55,6 +56,8 @@ class Serving:
     max_body_bytes: int
     max_body_seconds: float
     """In which all of it is to come."""
+    pooling: PoolingDescription | None = None
+    """None: the model generates."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))
@@ -74,6 +77,14 @@ class Serving:
             max_sequences=self.max_sequences,
             max_logprobs=self.max_logprobs,
         )
+
+    def check_generates(self) -> None:
+        """Raises InvalidRequestError."""
+        if self.pooling is not None:
+            raise InvalidRequestError(
+                "this server's model makes vectors of texts and generates none; ask /v1/embeddings, or /v1/score, "
+                "/v1/rerank and /classify, or start the server with --runner generate"
+            )
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises UnknownModelError."""
@@ -140,6 +151,7 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
     wishes = parse(route.wishes, body)
     model = serving.check_model(wishes.model)
+    serving.check_generates()
     limits = serving.limits()
     grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
     prompts = await route.prompts(serving.prompts, wishes, limits)
