@@ -18,7 +18,7 @@ from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.dialects.openai import OpenAIErrors
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Scores, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
@@ -29,19 +29,17 @@ _OTHER_MAKES = (
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
-    "/v1/rerank",
-    "/v1/score",
-    "/classify",
-    "/pooling",
-    "/rerank",
-    "/score",
 )
+_CLASSES = ("/pooling", "/classify", "/v1/classify")
+_SCORES = ("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/v1/embeddings": Embeddings(),
     "/tokenize": Tokenize(),
     "/detokenize": Tokenize(),
+    **{path: Embeddings(path) for path in _CLASSES},
+    **{path: Scores(path) for path in _SCORES},
     **{path: Passthrough(path) for path in _OTHER_MAKES},
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""

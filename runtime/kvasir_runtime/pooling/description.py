@@ -113,6 +113,8 @@ class _Reader:
     def is_pooling(self) -> bool:
         if self.model.runner != "auto":
             return self.model.runner == "pooling"
+        if self.model.convert != "auto":
+            return True
         ends = (CLASSIFIER, *_EMBEDDERS)
         return (self.folder / "modules.json").exists() or self.architecture.endswith(ends)
 

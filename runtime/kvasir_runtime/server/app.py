@@ -17,13 +17,14 @@ from kvasir_runtime.server.openai import CHAT, COMPLETIONS
 from kvasir_runtime.server.pooling import PoolingRoute, pooling_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
+from kvasir_runtime.server.scoring import RERANK, SCORE
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
 from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
 
 GENERATING: tuple[Route[Any], ...] = (CHAT, COMPLETIONS)
-MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY)
+MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY, SCORE, RERANK)
 WORKING_PATHS = frozenset(
     [route.path for route in GENERATING] + [path for route in MAKING_VECTORS for path in route.paths]
 )

@@ -40,6 +40,7 @@ from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
 from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.server.pair_prompts import pair_prompt_of
 from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
 from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
@@ -272,6 +273,7 @@ def _serving(
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
     template = load_chat_template(tokenizer_folder, tokenizer, template_file)
+    pooling = describe_pooling(config.model)
     return Serving(
         engine=engine,
         admission=admission,
@@ -289,7 +291,8 @@ def _serving(
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
-        pooling=describe_pooling(config.model),
+        pooling=pooling,
+        pair_prompt=None if pooling is None else pair_prompt_of(pooling, None if template_file is None else template),
         kv_transfer=config.cache.kv_transfer_config,
     )
 

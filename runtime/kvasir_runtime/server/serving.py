@@ -24,6 +24,7 @@ from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
+from kvasir_runtime.server.pair_prompts import PairPrompt
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
@@ -58,6 +59,8 @@ class Serving:
     """In which all of it is to come."""
     pooling: PoolingDescription | None = None
     """None: the model generates."""
+    pair_prompt: PairPrompt | None = None
+    """How a decoder is told two texts that it compares; None: nobody knows, or it compares none."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))

@@ -10,10 +10,11 @@ import numpy as np
 import openai
 import pytest
 import torch
-from tests.runtime.cli.conftest import Server, running_servers, save_tiny_llama
+from tests.runtime.cli.conftest import Server, byte_tokenizer, running_servers, save_tiny_llama
 from transformers import AutoModel
 
 TEXTS = ["hello", "a longer text, of which there are several blocks: " * 3, "größer"]
+TOKENIZER = byte_tokenizer()
 QUERY_PROMPT = "Instruct: find it\nQuery:"
 
 
@@ -56,19 +57,11 @@ def expected(folder: Path):
 
     @torch.inference_mode()
     def of(*texts: str, size: int = 32) -> np.ndarray:
-        ids = [[byte_token(byte) for byte in text.encode()] for text in texts]
+        ids = [TOKENIZER.encode(text).ids for text in texts]
         vectors = torch.stack([model(torch.tensor([each])).last_hidden_state[0, -1][:size] for each in ids])
         return torch.nn.functional.normalize(vectors, dim=1).numpy()
 
     return of
-
-
-def byte_token(byte: int) -> int:
-    """The tiny model's tokens are the byte-level alphabet in its order."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [number for number in range(256) if number not in printable]
-    letters = {number: chr(number) for number in printable} | {number: chr(256 + i) for i, number in enumerate(others)}
-    return sorted(letters.values()).index(letters[byte])
 
 
 def test_openais_client_gets_vectors_which_it_asks_for_as_base64(client, expected) -> None:
@@ -88,7 +81,7 @@ def test_numbers_and_base64_say_the_same(server) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "ids", "lists of ids"])
 def test_an_input_is_a_text_or_token_ids(kind: str, client, expected) -> None:
-    ids = [byte_token(byte) for byte in b"hello"]
+    ids = TOKENIZER.encode("hello").ids
     inputs: Any = {"text": "hello", "ids": ids, "lists of ids": [ids, ids[:2]]}[kind]
     answer = client.embeddings.create(model="embedder", input=inputs, encoding_format="float")
     wanted = expected("hello", "he") if kind == "lists of ids" else expected("hello")
@@ -125,6 +118,20 @@ def test_vectors_may_be_had_as_the_model_makes_them(server) -> None:
 def test_pooling_gives_the_same_vector(server) -> None:
     pooled = httpx.post(f"{server.url}/pooling", json={"input": "hello"}, timeout=60).json()
     assert pooled["data"][0]["data"] == ask(server, input="hello").json()["data"][0]["embedding"]
+
+
+def test_scores_of_a_model_that_embeds_are_cosines(server, expected) -> None:
+    """With the prompts that the model has for queries and documents."""
+    answer = httpx.post(f"{server.url}/v1/score", json={"text_1": "hello", "text_2": ["hello", "other"]}, timeout=60)
+    query, *documents = expected(QUERY_PROMPT + "hello", "hello", "other")
+    scores = [each["score"] for each in answer.json()["data"]]
+    np.testing.assert_allclose(scores, np.stack(documents) @ query, atol=1e-5)
+
+
+def test_a_model_that_embeds_knows_no_classes(server) -> None:
+    answer = httpx.post(f"{server.url}/classify", json={"input": "x"}, timeout=60)
+    assert answer.status_code == 400
+    assert "it knows no classes; ask /v1/embeddings" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
