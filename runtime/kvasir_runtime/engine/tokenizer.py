@@ -152,14 +152,14 @@ class Tokenizer:
 
 
 def _lengths_within(lengths: list[int], most: int) -> list[int]:
-    """So that their sum is no more: the longest gives way until it is as long as the next. Of equal ones the last."""
-    lengths = list(lengths)
-    while (surplus := sum(lengths) - most) > 0:
-        longest = max(range(len(lengths)), key=lambda index: (lengths[index], index))
-        others = [length for index, length in enumerate(lengths) if index != longest]
-        lead = lengths[longest] - max(others, default=0)
-        lengths[longest] -= min(surplus, max(1, lead))
-    return lengths
+    """So that their sum is no more: the shorter of two keeps up to half, as in transformers."""
+    if sum(lengths) <= most:
+        return lengths
+    if len(lengths) == 1:
+        return [most]
+    first, second = lengths
+    kept = min(first, second, most // 2)
+    return [kept, most - kept] if first <= second else [most - kept, kept]
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:

@@ -17,6 +17,7 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Sch
 from kvasir_runtime.errors import ConfigurationError, GrammarError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
+from kvasir_runtime.execution.encoder_worker import check_encoder_can, load_encoder
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import (
@@ -139,6 +140,13 @@ def load_worker(
             "--runner generate"
         )
     config = read_config(Path(model.model), model.hf_overrides)
+    if pooling is not None and pooling.is_encoder:
+        check_encoder_can(place.topology, cache)
+        placement = _placement(model, config, execution, platform, timer, groups)
+        encoder, description = load_encoder(model, cache, scheduler, config, pooling, placement, timer)
+        return Worker(
+            runner=encoder, description=description, prepare_thread=partial(_prepare_thread, device, num_threads)
+        )
     options = _options(config, pooling)
     if place.topology.expert_parallel:
         check_has_experts(options)
@@ -148,17 +156,7 @@ def load_worker(
     max_drafts = _max_drafts(execution) if make_proposer is not None else 0
     budget = resolve_max_num_batched_tokens(scheduler, device, max_model_len, max_drafts)
     limits = SequenceLimits(scheduler.max_num_seqs, max_model_len, budget)
-    placement = Placement(
-        device=device,
-        dtype=select_dtype(model.dtype, config.dtype),
-        ops=platform.ops(),
-        make_weight=partial(_measured_weight, timer, execution),
-        make_grouped_weight=partial(
-            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
-        ),
-        tensor=groups.tensor,
-        expert_parallel=place.topology.expert_parallel,
-    )
+    placement = _placement(model, config, execution, platform, timer, groups)
     backend = platform.attention_backend(
         execution.attention_backend, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
     )
@@ -232,6 +230,27 @@ def load_worker(
     )
     vocabulary.begin()
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
+
+
+def _placement(
+    model: ModelConfig,
+    config: HuggingFaceConfig,
+    execution: ExecutionConfig,
+    platform: Platform,
+    timer: StartupTimer,
+    groups: RankGroups,
+) -> Placement:
+    return Placement(
+        device=platform.device,
+        dtype=select_dtype(model.dtype, config.dtype),
+        ops=platform.ops(),
+        make_weight=partial(_measured_weight, timer, execution),
+        make_grouped_weight=partial(
+            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
+        ),
+        tensor=groups.tensor,
+        expert_parallel=groups.place.topology.expert_parallel,
+    )
 
 
 def _options(config: HuggingFaceConfig, pooling: PoolingDescription | None) -> DecoderOptions:

@@ -26,7 +26,7 @@ from kvasir_runtime.pooling.sentence_transformers import (
 Activation = Literal["sigmoid", "softmax", "identity"]
 CLASSIFIER = "ForSequenceClassification"
 ENCODERS = ("Bert", "XLMRoberta", "Roberta", "ModernBert")
-"""Families whose tokens see those behind them, as their architectures begin."""
+"""Families that have encoders alone, as their architectures begin."""
 _EMBEDDERS = ("TextModel", "Model", "ForMaskedLM")
 """Ends of the names of architectures that generate nothing."""
 
@@ -60,11 +60,8 @@ class PoolingDescription:
     pooling_type: PoolingType
     task: Embedding | Classification
     inputs: SentenceInputs
-
-    @property
-    def is_encoder(self) -> bool:
-        """Tokens see those behind them, so there is no KV cache."""
-        return self.architecture.startswith(ENCODERS)
+    is_encoder: bool
+    """Tokens see those behind them, so there is no KV cache."""
 
     @property
     def needs_whole_prompt(self) -> bool:
@@ -132,6 +129,7 @@ class _Reader:
             pooling_type=self._pooling_type(),
             task=self._classification() if self.is_classifier else self._embedding(),
             inputs=read_inputs(self.folder),
+            is_encoder=self.architecture.startswith(ENCODERS) or self.config.get("use_bidirectional_attention") is True,
         )
 
     def _pooling_type(self) -> PoolingType:

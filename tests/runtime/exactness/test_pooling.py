@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tokenizers
@@ -52,11 +53,12 @@ class PoolingEngine:
     def num_blocks_used(self) -> int:
         return self._engine.num_blocks_used
 
-    def vectors(self, prompts: Sequence[list[int]]) -> torch.Tensor:
+    def vectors(self, prompts: Sequence[list[int]], second_text_start: int | None = None) -> torch.Tensor:
         """Of prompts that are served together; float32 [n, size]."""
         names = [str(self._engine.num_added + number) for number in range(len(prompts))]
         for name, prompt in zip(names, prompts, strict=True):
-            self._engine.add(name, prompt, pooling=self._pooling, max_tokens=0)
+            pooling = msgspec.structs.replace(self._pooling, second_text_start=second_text_start)
+            self._engine.add(name, prompt, pooling=pooling, max_tokens=0)
         self._engine.finish(*names)
         outputs = [self._engine.channel.outputs[name] for name in names]
         assert all(len(each) == 1 and not each[0].new_token_ids for each in outputs)
