@@ -29,6 +29,8 @@ ENCODERS = ("Bert", "XLMRoberta", "Roberta", "ModernBert")
 """Families that have encoders alone, as their architectures begin."""
 _EMBEDDERS = ("TextModel", "Model", "ForMaskedLM")
 """Ends of the names of architectures that generate nothing."""
+_GENERATING = "LMHeadModel"
+"""But those that end so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,10 @@ class _Reader:
             return self.model.runner == "pooling"
         if self.model.convert != "auto":
             return True
-        ends = (CLASSIFIER, *_EMBEDDERS)
-        return (self.folder / "modules.json").exists() or self.architecture.endswith(ends)
+        makes_vectors = self.architecture.endswith((CLASSIFIER, *_EMBEDDERS))
+        return (self.folder / "modules.json").exists() or (
+            makes_vectors and not self.architecture.endswith(_GENERATING)
+        )
 
     @property
     def is_classifier(self) -> bool:
