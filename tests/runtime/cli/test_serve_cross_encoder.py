@@ -46,7 +46,7 @@ def reference_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def server(folder: Path):
     with running_servers(folder) as start:
-        yield start("--dtype", "float32").wait_ready()
+        yield start("--dtype", "float32", "--max-num-batched-tokens", "64").wait_ready()
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,15 @@ def test_documents_are_ranked(server, expected) -> None:
     order = np.argsort(-scores).tolist()
     assert [each["index"] for each in answer["results"]] == order
     np.testing.assert_allclose([each["relevance_score"] for each in answer["results"]], scores[order], atol=1e-5)
+
+
+def test_texts_come_whole_and_anew_however_many_and_often(server, expected) -> None:
+    """A step has room for three of them and a part of the next, and all have been computed before."""
+    documents = [f"it is {letter}" * 3 for letter in LETTERS[:12]]
+    scores = [ask(server, "/v1/score", text_1=QUERY, text_2=documents)["data"] for _ in range(2)]
+    assert scores[0] == scores[1]
+    wanted = expected(*((QUERY, document) for document in documents))
+    np.testing.assert_allclose([each["score"] for each in scores[0]], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(

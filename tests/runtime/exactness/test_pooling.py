@@ -114,6 +114,15 @@ def test_vectors_equal_hugging_face(pooling_type: str, features: Any, reference:
     assert not engine.num_blocks_used
 
 
+def test_a_last_token_may_be_left_for_a_step_of_its_own(reference: Any, start_pooling: Any) -> None:
+    """It is no decode, for nothing is drawn after it."""
+    expected = reference("Qwen3ForCausalLM")
+    prompt = expected.prompts[-1][:25]  # a step has 24
+    engine = start_pooling(expected.folder, "LAST", Features(chunked=True), runner="pooling")
+    wanted = pooled(hidden_states(expected.folder, [prompt]), "LAST")
+    torch.testing.assert_close(engine.vectors([prompt]), wanted, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("features", FEATURES[1:], indirect=True, ids="+".join)
 @pytest.mark.parametrize("pooling_type", POOLING_TYPES)
 def test_vectors_are_to_the_bit_those_made_alone(
