@@ -46,7 +46,7 @@ def reference_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="module")
 def server(folder: Path):
     with running_servers(folder) as start:
-        yield start("--dtype", "float32", "--max-num-batched-tokens", "64").wait_ready()
+        yield start("--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "16").wait_ready()
 
 
 @pytest.fixture(scope="module")
