@@ -67,7 +67,7 @@ class PoolingDescription:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        return self.pooling_type != "last"
+        return self.is_encoder or self.pooling_type != "last"
 
     def positions(self, num_tokens: int) -> range:
         """Of the tokens of a prompt whose hidden states are averaged."""
