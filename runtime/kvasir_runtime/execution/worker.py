@@ -228,7 +228,8 @@ def load_worker(
         device=str(device),
         startup_seconds=timer.seconds,
     )
-    vocabulary.begin()
+    if pooling is None:
+        vocabulary.begin()
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
 
 

@@ -1,6 +1,6 @@
 """POST /v1/embeddings as OpenAI has it, and /pooling and /classify as vLLM has them: a vector for each text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.pooling.description import Embedding
@@ -13,11 +13,14 @@ ListingData = list[EmbeddingEntry] | list[PoolingEntry] | list[ClassEntry]
 
 
 async def embed(call: PoolingCall[EmbeddingRequest]) -> bytes:
-    vectors, usage = await _embedded(call, call.embedding)
+    task = call.embedding
+    finish = _finish(task, call.wishes)
+    vectors, usage = await _vectors(call, _prompt(call))
     write = as_base64 if call.wishes.encoding_format == "base64" else as_json
 
     def listing() -> Listing:
-        return _listing(call, [EmbeddingEntry(index, write(vector)) for index, vector in enumerate(vectors)], usage)
+        entries = [EmbeddingEntry(index, write(finish(vector))) for index, vector in enumerate(vectors)]
+        return _listing(call, entries, usage)
 
     return await call.to_json(listing, _num_numbers(vectors))
 
@@ -27,46 +30,51 @@ async def pool(call: PoolingCall[EmbeddingRequest]) -> bytes:
     if call.wishes.encoding_format == "base64":
         raise InvalidRequestError("encoding_format: /pooling answers with numbers; leave it out", "encoding_format")
     task = call.pooling.task
+    finish: Callable[[Vector], Vector] = call.activated
+    prompt = ""
     if isinstance(task, Embedding):
-        vectors, usage = await _embedded(call, task)
-    else:
-        vectors, usage = await _classified(call)
+        finish, prompt = _finish(task, call.wishes), _prompt(call)
+    vectors, usage = await _vectors(call, prompt)
 
     def listing() -> Listing:
-        return _listing(call, [PoolingEntry(index, as_json(vector)) for index, vector in enumerate(vectors)], usage)
+        entries = [PoolingEntry(index, as_json(finish(vector))) for index, vector in enumerate(vectors)]
+        return _listing(call, entries, usage)
 
     return await call.to_json(listing, _num_numbers(vectors))
 
 
 async def classify(call: PoolingCall[ClassificationRequest]) -> bytes:
     labels = call.classification.labels
-    vectors, usage = await _classified(call)
+    vectors, usage = await _vectors(call)
 
     def listing() -> Listing:
         entries = [
             ClassEntry(index, labels[int(probs.argmax())], as_json(probs), len(labels))
-            for index, probs in enumerate(vectors)
+            for index, probs in enumerate(map(call.activated, vectors))
         ]
         return _listing(call, entries, usage)
 
     return await call.to_json(listing, _num_numbers(vectors))
 
 
-async def _embedded(call: PoolingCall[EmbeddingRequest], task: Embedding) -> tuple[list[Vector], PoolingUsage]:
-    size = check_dimensions(task, call.wishes.dimensions)
-    texts = await call.reader.read_all(call.wishes.input, _prompt(call))
-    vectors = [cut(vector, size) for vector in await call.vectors(texts, "input")]
-    asked = call.wishes.use_activation
-    if task.normalizes if asked is None else asked:
-        vectors = [normalised(vector) for vector in vectors]
-    return vectors, call.usage(texts)
-
-
-async def _classified(
-    call: PoolingCall[EmbeddingRequest] | PoolingCall[ClassificationRequest],
+async def _vectors(
+    call: PoolingCall[EmbeddingRequest] | PoolingCall[ClassificationRequest], prompt: str = ""
 ) -> tuple[list[Vector], PoolingUsage]:
-    texts = await call.reader.read_all(call.wishes.input)
-    return [call.activated(scores) for scores in await call.vectors(texts, "input")], call.usage(texts)
+    """As the engine makes them."""
+    texts = await call.reader.read_all(call.wishes.input, prompt)
+    return await call.vectors(texts, "input"), call.usage(texts)
+
+
+def _finish(task: Embedding, wishes: EmbeddingRequest) -> Callable[[Vector], Vector]:
+    """Cut, and then of length 1. Raises InvalidRequestError."""
+    size, asked = check_dimensions(task, wishes.dimensions), wishes.use_activation
+    normalises = task.normalizes if asked is None else asked
+
+    def finish(vector: Vector) -> Vector:
+        shorter = cut(vector, size)
+        return normalised(shorter) if normalises else shorter
+
+    return finish
 
 
 def _prompt(call: PoolingCall[EmbeddingRequest]) -> str:

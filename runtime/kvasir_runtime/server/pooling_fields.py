@@ -78,6 +78,8 @@ class RerankRequest(PoolingFields):
     return_documents: Flag = True
     max_tokens_per_doc: Annotated[Whole, Field(ge=0)] | None = None
     """None, and 0: whole."""
+    max_tokens_per_query: Annotated[Whole, Field(ge=0)] | None = None
+    """The same."""
     instruction: str | None = None
 
 

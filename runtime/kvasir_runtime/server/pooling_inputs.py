@@ -50,7 +50,7 @@ class TextReader:
         adds = self._wishes.add_special_tokens if special is None else special
         num_chars = len(first) + len(second or "")
         self._check_chars(num_chars, param)
-        arguments = (first, second, self._most_tokens, self._wishes.truncation_side or "right")
+        arguments = (first, second, self.most_tokens, self._wishes.truncation_side or "right")
         if num_chars <= INLINE_CHARS:
             token_ids, start = self._tokenizer.encode_within(*arguments, add_special_tokens=adds)
         else:
@@ -66,7 +66,7 @@ class TextReader:
         return await asyncio.to_thread(self._tokenizer.beginning, text, most_tokens)
 
     @property
-    def _most_tokens(self) -> int | None:
+    def most_tokens(self) -> int | None:
         """That are left of a text; None: all."""
         asked, most = self._wishes.truncate_prompt_tokens, self._limits.max_model_len
         if asked is None:
@@ -86,7 +86,7 @@ class TextReader:
     def _of_ids(self, content: Any) -> PooledText:
         if not isinstance(content, list) or set(map(type, content)) - {int}:
             raise _wrong_input(content)
-        most = self._most_tokens
+        most = self.most_tokens
         if most is not None:
             content = content[-most:] if self._wishes.truncation_side == "left" else content[:most]
         return self._checked(PooledText(content), "input")

@@ -41,7 +41,8 @@ async def rerank(call: PoolingCall[RerankRequest]) -> bytes:
     documents = [text_of(document) for document in wishes.documents]
     check_number(len(documents), call.limits, "documents")
     shown = [await call.reader.cut(document, wishes.max_tokens_per_doc) for document in documents]
-    pairs = [(text_of(wishes.query), document) for document in shown]
+    query = await call.reader.cut(text_of(wishes.query), wishes.max_tokens_per_query)
+    pairs = [(query, document) for document in shown]
     scores, usage = await _scored(call, pairs, wishes.instruction, "documents")
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results = [RankedDocument(index, scores[index]) for index in order[: wishes.top_n or None]]
@@ -70,12 +71,18 @@ async def _joined(call: Call, pair: Pair, instruction: str | None, param: str) -
     """Two texts as the model compares them. Raises InvalidRequestError where nobody knows how."""
     if call.pooling.is_encoder:
         return await call.reader.read(*pair, param)
-    if call.serving.pair_prompt is None:
+    prompt_of = call.serving.pair_prompt
+    if prompt_of is None:
         raise InvalidRequestError(
             "how this model is told a query and a document is not known; start the server with --chat-template, a file "
             "that prints messages of the roles query and document"
         )
-    return await call.reader.read(call.serving.pair_prompt(*pair, instruction), None, param, special=False)
+    query, document = pair
+    if call.reader.most_tokens is not None:  # the words behind the document must stay
+        without = await call.reader.read(prompt_of(query, "", instruction), None, param, special=False)
+        room = call.reader.most_tokens - len(without.token_ids)
+        document = await call.reader.cut(document, room) if room > 0 else ""
+    return await call.reader.read(prompt_of(query, document, instruction), None, param, special=False)
 
 
 async def _cosines(call: Call, pairs: Sequence[Pair], param: str) -> tuple[list[float], PoolingUsage]:

@@ -90,6 +90,18 @@ def test_documents_are_left_out_or_cut_where_that_is_asked_for(server, expected)
     np.testing.assert_allclose(result["relevance_score"], expected("0123")[0], atol=1e-5)
 
 
+def test_a_query_is_cut_where_that_is_asked_for(server, expected) -> None:
+    answer = ask(server, "/rerank", query="0123456789", documents=["x"], max_tokens_per_query=3).json()
+    np.testing.assert_allclose(answer["results"][0]["relevance_score"], expected("x", query="012")[0], atol=1e-5)
+
+
+def test_of_a_prompt_that_is_too_long_the_document_is_cut(server, expected) -> None:
+    """Not the words behind it, without which the model is not asked."""
+    room = 512 - len(PROMPT.format(instruction=INSTRUCTION, query=QUERY, document=""))
+    answer = ask(server, "/v1/score", text_1=QUERY, text_2="x" * 600, truncate_prompt_tokens=-1).json()
+    np.testing.assert_allclose(answer["data"][0]["score"], expected("x" * room)[0], atol=1e-5)
+
+
 def test_another_instruction_gives_another_score(server, expected) -> None:
     answer = ask(server, "/rerank", query=QUERY, documents=DOCUMENTS[:1], instruction="Find the contrary").json()
     wanted = expected(DOCUMENTS[0], instruction="Find the contrary")
