@@ -301,17 +301,19 @@ class AsyncEngine:
     def _observe(
         self, core: CoreClient, request: ActiveRequest, sequence: ActiveSequence, delta: SequenceDelta, now: float
     ) -> None:
-        if not delta.token_ids:
+        if not delta.token_ids and delta.pooled is None:
+            return
+        if not request.has_begun:
+            self._metrics.began(request.num_prompt_tokens, delta.num_cached_tokens)
+            core.take_begun(request)
+        request.has_begun = True
+        if delta.pooled is not None:
             return
         if sequence.first_token is None:
             sequence.first_token = now
             self._metrics.first_tokens(len(delta.token_ids), now - request.arrival)
         else:
             self._metrics.next_tokens(len(delta.token_ids), now - sequence.last_token)
-        if not request.has_begun:
-            self._metrics.began(request.num_prompt_tokens, delta.num_cached_tokens)
-            core.take_begun(request)
-        request.has_begun = True
         sequence.last_token = now
         sequence.num_tokens += len(delta.token_ids)
 

@@ -158,7 +158,7 @@ def engine_core(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=rank.max_num_batched_tokens,
         max_model_len=rank.max_model_len,
-        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill and not rank.computes_whole_prompts,
         num_stages=config.parallel.pipeline_parallel_size,
         step_budget=_step_budget(config, rank),
     )
@@ -169,7 +169,7 @@ def engine_core(
         num_blocks=rank.num_blocks,
         block_size=config.cache.block_size,
         groups=rank.layout.groups,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        enable_prefix_caching=config.cache.enable_prefix_caching and not rank.computes_whole_prompts,
         depth=depth,
         event_log=None if feed is None else feed.event_log,
     )
@@ -187,7 +187,7 @@ def engine_core(
 
 
 def _step_budget(config: RuntimeConfig, rank: RankDescription) -> StepBudget | None:
-    if not config.scheduler.enable_chunked_prefill:
+    if not config.scheduler.enable_chunked_prefill or rank.computes_whole_prompts:
         return None
     return StepBudget(rank.max_num_batched_tokens, config.scheduler.max_step_ms / 1000, config.cache.block_size)
 

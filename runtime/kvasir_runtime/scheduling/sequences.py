@@ -179,7 +179,7 @@ class Sequences:
         """Let a waiting sequence run from its cached prefix. The caller has made sure of rows and pages."""
         request, token_ids = sequence.request, sequence.token_ids
         self._stop_waiting(sequence)
-        is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
+        is_first_lookup = not (sequence.was_admitted or request.recomputes_prompt)
         writes = self.kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
         if request.request_id in self.kept.arrived:
             self.kept.release(request.request_id)

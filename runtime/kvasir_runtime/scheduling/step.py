@@ -107,6 +107,7 @@ class Candidates:
 
 
 LOGPROBS, PROMPT_LOGPROBS, CANDIDATES, GRAMMAR = "logprobs", "prompt_logprobs", "candidates", "grammar"
+POOLED = "pooled"
 """Step features whose columns the core reads."""
 
 Columns = dict[str, NDArray[Any]]
@@ -148,6 +149,15 @@ class StepResult(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Row -> one entry for each prompt token scored in this step (prompt tokens 1.. in order over the chunks)."""
         columns = self.columns.get(PROMPT_LOGPROBS)
         return {} if columns is None else _entries(columns, np.ones(len(columns["rows"]), dtype=np.bool_))
+
+    @cached_property
+    def pooled(self) -> dict[int, bytes]:
+        """Row -> the vector of its prompt, little-endian float32, where it was asked for and all is computed."""
+        columns = self.columns.get(POOLED)
+        if columns is None:
+            return {}
+        vectors = columns["vectors"].astype("<f4")
+        return {row: vector.tobytes() for row, vector in zip(columns["rows"].tolist(), vectors, strict=True)}
 
     @property
     def strayed_rows(self) -> list[int]:

@@ -185,7 +185,7 @@ def is_loopback(host: str) -> bool:
 
 
 class AdmissionMiddleware:
-    """Around the routes of these paths, which generate, until the last byte of the answer is out."""
+    """Around the routes of these paths, which the engine works for, until the last byte of the answer is out."""
 
     def __init__(self, app: ASGIApp, admission: Admission, paths: Set[str]) -> None:
         self._app = app
