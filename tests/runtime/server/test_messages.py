@@ -221,6 +221,12 @@ def test_a_wrong_choice_of_tools_is_refused(model, choice: dict[str, Any], told:
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_call_that_is_asked_for_is_forced_and_ends_as_one(model, choice: dict[str, Any]) -> None:
+    assert answer(model, WEATHER, tool_choice=choice)["stop_reason"] == "tool_use"
+    assert model.core.received[0].spec.grammar is not None
+
+
 def test_without_a_choice_of_tools_text_stays_text(model) -> None:
     assert answer(model, WEATHER, tool_choice={"type": "none"})["content"] == [text(WEATHER)]
 
