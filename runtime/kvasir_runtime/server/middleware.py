@@ -31,6 +31,7 @@ from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.request_metrics import RequestMetrics
 from kvasir_runtime.server.admission import Admission, BodyBudget
 from kvasir_runtime.server.errors import (
+    ANTHROPIC_PATHS,
     CLIENT_CLOSED_REQUEST,
     AuthenticationError,
     NotTheRouterError,
@@ -71,8 +72,8 @@ class RequestLog:
             nonlocal status, error
             if message["type"] == "http.response.start":
                 status = message["status"]
-                header = (REQUEST_ID_HEADER.encode(), request_id.encode("latin-1"))
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                headers = [(name, request_id.encode("latin-1")) for name in _headers_for(scope["path"])]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             elif status >= 400:
                 error = _error_in(message.get("body", b""))
             await send(message)
@@ -94,6 +95,12 @@ class RequestLog:
                 request_id,
                 " ".join(error.split()),
             )
+
+
+def _headers_for(path: str) -> tuple[bytes, ...]:
+    """Anthropic's clients look for another one."""
+    own = REQUEST_ID_HEADER.encode()
+    return (own, b"request-id") if path.startswith(ANTHROPIC_PATHS) else (own,)
 
 
 def _given_id(scope: Scope) -> str | None:
