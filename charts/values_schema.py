@@ -38,6 +38,9 @@ _KEPT = ("type", "properties", "required", "items", "enum", "minimum", "maximum"
 _KEPT += ("maxLength", "pattern", "anyOf", "additionalProperties")
 _EXACTLY_ONE = re.compile(r"\[(has\(self\.\w+\)(?:, has\(self\.\w+\))*)\]\.filter")
 _FIELD = re.compile(r"has\(self\.(\w+)\)")
+# Definitions of what a null takes fields out of, or switches off.
+_USERS_MAPS = ("securityContext", "containerResources", "engineDefaults", "routerDefaults")
+_ALERTS = ("alert", "alertAbove")
 # The rules across fields that are no count of them, by the begin of their messages.
 _RULES: dict[str, Schema] = {
     "operator Exists takes no value": {
@@ -120,21 +123,25 @@ def _flag(name: str, kind: Any) -> str:
 
 
 def whole(schema: Schema, values: Any) -> Schema:
-    """With what is made here, and each text, number and switch required: a null would take it out of a template."""
+    """With what is made here, and required what a null would take out of a template: all but the user's own."""
     made = {**schema, "definitions": {**schema["definitions"], **definitions()}}
     _require(made, values, made["definitions"])
     return made
 
 
-def _require(schema: Schema, values: Any, known: dict[str, Schema]) -> None:
-    schema = known[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    is_users = any(schema is known[name] for name in ("securityContext", "engineDefaults", "routerDefaults"))
-    if is_users or not isinstance(values, dict) or "properties" not in schema:
-        return
-    if scalars := [key for key, value in values.items() if not isinstance(value, dict | list)]:
-        schema["required"] = scalars
-    for key, value in values.items():
-        _require(schema["properties"][key], value, known)
+def _require(schema: Schema, values: Any, known: dict[str, Schema]) -> bool:
+    """Whether there must be a value: a list or map that may be empty may be left out too."""
+    name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else None
+    schema = schema if name is None else known[name]
+    if isinstance(values, list):
+        return "minItems" in schema
+    if not isinstance(values, dict):
+        return True
+    if name in _USERS_MAPS or "properties" not in schema:
+        return False
+    if required := [key for key, value in values.items() if _require(schema["properties"][key], value, known)]:
+        schema["required"] = required
+    return bool(required) and name not in _ALERTS
 
 
 def text_of(schema: Any, indent: str = "") -> str:

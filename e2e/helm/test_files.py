@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -394,3 +395,31 @@ def test_the_slo_of_the_values_is_that_of_the_rules(offline_helm: Helm) -> None:
     assert "14.4 * (1 - 0.99)" in made["KvasirAvailabilityBurnFast"]["expr"]
     assert ">= 3" in made["KvasirAvailabilityBurnFast"]["expr"]
     assert "after 5 s" in made["KvasirTtftBurnSlow"]["annotations"]["summary"]
+
+
+def without_elements(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each map and list in turn as an empty one, by where it is; of alerts, which are alike, the first."""
+    for key, value in list(values.items())[: 1 if path[-1:] == ("alerts",) else None]:
+        if isinstance(value, dict | list):
+            yield (*path, key), type(value)()
+        if isinstance(value, dict):
+            yield from without_elements(value, (*path, key))
+
+
+@pytest.mark.parametrize(("path", "empty"), without_elements(yaml.safe_load((CHART / "values.yaml").read_text())))
+def test_null_is_an_empty_list_or_map_or_refused_by_name(
+    offline_helm: Helm, path: tuple[str, ...], empty: dict[str, Any] | list[Any]
+) -> None:
+    """As of a key that nothing follows: `tolerations:`."""
+    monitored = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule")]
+    given = ("--set", "gateway.enabled=true,gateway.existingSecret=a,prometheus.url=http://prometheus")
+    given = given if path[0] not in ("gateway", "prometheus") or len(path) > 1 else ()
+    name = ".".join(path)
+    try:
+        made = offline_helm.template(*given, *monitored, "--set-json", f"{name}=null")
+    except HelmError as refusal:
+        if "schema" in str(refusal) and f"'{path[-1]}'" in str(refusal):
+            return
+        raise
+    if isinstance(empty, list) and "securityContext" not in path:  # an empty map takes no default away
+        assert made == offline_helm.template(*given, *monitored, "--set-json", f"{name}=[]")
