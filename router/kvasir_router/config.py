@@ -238,7 +238,7 @@ class RouterConfig:
         default=256 * 2**20,
         metadata=_size(
             "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
-            "most, and have an eighth as much for themselves; 3/8 of the container's memory limit where that is less"
+            "most, and have an eighth as much for themselves; 5/16 of the container's memory limit where that is less"
         ),
     )
     max_connections: int = field(

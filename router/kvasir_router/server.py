@@ -26,7 +26,7 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
-from kvasir_router.memory import memory_limit_bytes, within_limit
+from kvasir_router.memory import memory_limit_bytes, most_unread_bytes, within_limit
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.http_protocol import Forwarding
@@ -174,7 +174,10 @@ async def running(
         )
         app = create_app(found.services, parts.api_keys, lambda: router.is_stopping, config.cors_origin)
         wanted = ConnectionLimits(config.max_connections, config.max_connections_per_peer)
-        connections = Connections(wanted.within(most_descriptors(), per_connection=2))  # one of an engine each
+        connections = Connections(
+            wanted.within(most_descriptors(), per_connection=2),  # one of an engine each
+            most_unread_bytes(tuning.memory_limit_bytes),
+        )
         metrics.observe_connections(lambda: len(connections))
         await stack.enter_async_context(
             http_server(
