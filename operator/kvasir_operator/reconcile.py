@@ -247,7 +247,7 @@ def _is_seen_later(decision: Decision, applied: Applied) -> bool:
 
 def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:
     if applied.refusals:
-        raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
+        raise ChildrenRefusedError("; ".join(refusal.message for refusal in applied.refusals))
     if applied.stale or not is_reported:
         return Outcome(retry_seconds=STALE_RETRY_SECONDS)
     if plan.terminating:
