@@ -35,13 +35,15 @@ END_SECONDS = 35.0
 SITE, TRITON_CACHE = ROOT / "build" / "gpu-site", ROOT / "build" / "gpu-triton"
 WHEELS = ROOT / ".whl"
 PACKAGES = (
-    "annotated-doc", "annotated-types", "anyio", "click", "fastapi", "h11", "httptools", "idna", "msgspec",
-    "opentelemetry-api", "pydantic", "pydantic-core", "pyzmq", "starlette", "typing-extensions", "typing-inspection",
-    "uvicorn",
+    "annotated-doc", "annotated-types", "anyio", "click", "fastapi", "h11", "httptools", "idna", "llguidance",
+    "msgspec", "opentelemetry-api", "pydantic", "pydantic-core", "pyzmq", "starlette", "typing-extensions",
+    "typing-inspection", "uvicorn",
 )  # fmt: skip
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = tuple(f"manylinux{name}_x86_64" for name in ("_2_31", "_2_28", "_2_17", "2014", "1"))
 
 KERNEL_TESTS = (
+    "runtime/kernels/test_few_rows.py",
+    "runtime/kernels/test_launches.py",
     "runtime/kernels/test_look_up.py",
     "runtime/kernels/test_top_k_top_p.py",
     "runtime/kernels/test_triton.py",
@@ -61,7 +63,7 @@ STEP_TESTS = (
 MEMORY_TESTS = ("runtime/execution/test_memory_profile.py",)
 """They measure what the device has left, so nothing runs beside them."""
 
-DIVIDED = ("-n", "8", "--dist", "worksteal")
+DIVIDED = ("-n", "14", "--dist", "worksteal")
 """Compiling takes the processor's time, and the tests use little of the device."""
 
 
@@ -112,7 +114,8 @@ def dry_steps(out: Path) -> list[Step]:
 
 def tests(files: Iterable[str], *options: str) -> tuple[str, ...]:
     paths = [str(ROOT / "tests" / file) for file in files]
-    return (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *options, *paths)
+    plugins = ("-p", "no:cacheprovider", "-p", "no:benchmark")  # the latter refuses to run beside xdist
+    return (sys.executable, "-m", "pytest", "-m", "gpu", "-q", *plugins, *options, *paths)
 
 
 def benchmark(name: str, *options: str) -> tuple[str, ...]:
@@ -213,7 +216,7 @@ def outcomes(out: Path) -> dict[str, Outcome]:
 
 
 def step_environment(wheels: Path, is_dry: bool) -> dict[str, str]:
-    paths = [str(ROOT / "runtime")]
+    paths = [str(ROOT / "runtime"), str(ROOT / "router")]
     if not is_dry and wheels.is_dir():
         install(sorted(wheels.glob("*.whl")))
         paths.insert(0, str(SITE))

@@ -322,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
     path.write_text(f"{text}\n`{command}`, torch {torch.__version__}\n")
     if arguments.profile is not None:
         bench = Bench(CONFIGS[arguments.models[0]], workload, device, torch.bfloat16)
-        print(bench.profile(1, CudaGraphCapture, arguments.profile))
+        print(bench.profile(1, capture_on_cuda, arguments.profile))
 
 
 if __name__ == "__main__":

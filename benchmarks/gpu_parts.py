@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
+from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight, Tile
 from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
@@ -56,6 +57,8 @@ class Sizes:
     copied_bytes: int
     products: dict[str, tuple[int, int]]  # name -> (out, in)
     product_rows: tuple[int, ...]
+    few_rows: tuple[int, ...]
+    tiles: tuple[Tile, ...]
     heads: tuple[Heads, ...]
     decodes: tuple[tuple[int, int], ...]  # (sequences, context)
     prompts: tuple[int, ...]
@@ -74,13 +77,21 @@ REAL = Sizes(
         "Qwen3-0.6B head": (151936, 1024),
     },
     product_rows=(1, 8, 64),
+    few_rows=(1, 2, 4, 8, 16),
+    tiles=(
+        Tile(16, 256, 4, 7), Tile(16, 512, 4, 4), Tile(16, 512, 4, 5), Tile(16, 512, 8, 4), Tile(16, 512, 8, 5),
+        Tile(32, 256, 4, 4), Tile(32, 256, 4, 5), Tile(32, 512, 8, 3), Tile(64, 128, 2, 5), Tile(64, 256, 4, 3),
+    ),
     heads=(Heads("Llama-3.1-8B", 32, 8, 128), Heads("Qwen3-0.6B", 16, 8, 128), Heads("Gemma-3-1B", 4, 1, 256)),
     decodes=((1, 1024), (1, 8192), (1, 32768), (8, 1024), (64, 1024), (64, 4096)),
     prompts=(512, 2048, 8192),
     batch_sizes=(1, 8, 64),
     hidden=4096, intermediate=14336, vocab=128256,
 )  # fmt: skip
-TOY = Sizes(2**10, {"toy": (8, 16)}, (1, 2), (Heads("toy", 4, 2, 16),), ((1, 40),), (40,), (1,), 32, 16, 1000)
+TOY = Sizes(
+    2**10, {"toy": (8, 16)}, (1, 2), (1, 2), (Tile(16, 64, 2, 3),), (Heads("toy", 4, 2, 16),), ((1, 40),), (40,), (1,),
+    32, 16, 1000,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +134,20 @@ def products(sizes: Sizes, place: Place) -> Iterator[Figure]:
             rows = place.random(num_rows, num_in)
             seconds = place.seconds([lambda weight=weight, rows=rows: linear(rows, weight) for weight in weights])
             yield moved("products", f"{name}, {num_rows} rows", seconds, num_bytes)
+
+
+def few_rows(sizes: Sizes, place: Place) -> Iterator[Figure]:
+    """Our product of few rows in every tile, beside the library's: for the choice by the weight."""
+    for name, (num_out, num_in) in sizes.products.items():
+        num_bytes = num_out * num_in * place.dtype.itemsize
+        weights = [place.random(num_out, num_in) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))]
+        ours = {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
+        for num_rows in sizes.few_rows:
+            rows = place.random(num_rows, num_in)
+            calls = {"torch": [lambda weight=weight, rows=rows: linear(rows, weight) for weight in weights]}
+            calls |= {tile: [lambda form=form, rows=rows: form(rows) for form in forms] for tile, forms in ours.items()}
+            for way, calls_of_way in calls.items():
+                yield moved("few_rows", f"{name}, {num_rows} rows, {way}", place.seconds(calls_of_way), num_bytes)
 
 
 def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
@@ -192,7 +217,9 @@ def prefill_attention(sizes: Sizes, place: Place) -> Iterator[Figure]:
                 yield Figure("prefill_attention", name, seconds * 1e6, teraflops=operations / seconds / 1e12)
 
 
-PARTS = {part.__name__: part for part in (copies, products, small_kernels, decode_attention, prefill_attention)}
+PARTS = {
+    part.__name__: part for part in (copies, products, few_rows, small_kernels, decode_attention, prefill_attention)
+}
 
 
 def attended(place: Place, heads: Heads, num_seqs: int, query_len: int, context: int) -> Attended:

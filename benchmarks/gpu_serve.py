@@ -1,7 +1,7 @@
 """Tokens a second of `kvasir-runtime serve` on a GPU, by sampling and streams: real shapes, random weights.
 
-    PYTHONPATH=runtime python benchmarks/gpu_serve.py OUT [--model qwen3-0.6b] [--streams 1 8 64] [--flags=FLAGS]
-    PYTHONPATH=runtime python benchmarks/gpu_serve.py OUT --device cpu --model toy --streams 1 --tokens 8
+    PYTHONPATH=runtime:router python benchmarks/gpu_serve.py OUT [--model qwen3-0.6b] [--streams 1 8 64] [--flags=FLAGS]
+    PYTHONPATH=runtime:router python benchmarks/gpu_serve.py OUT --device cpu --model toy --streams 1 --tokens 8
 
 One line of JSON for each goes to OUT/serve.jsonl.
 """

@@ -10,6 +10,7 @@ from kvasir_runtime.attention.backend import DecodeBounds, HeadNorms, LayerCache
 from kvasir_runtime.kernels.attention_tiles import (
     SPLIT_UNIT_KEYS,
     HeadShape,
+    prefill_tile,
     prefill_tiles,
     splits_for,
     workspace_floats,
@@ -22,7 +23,6 @@ from kvasir_runtime.kernels.paged_attention_triton import (
     SplitWorkspace,
     prepare_decode,
     prepare_prefill,
-    queries_per_tile,
 )
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
 
@@ -38,12 +38,15 @@ class TritonAttention:
         bounds: DecodeBounds,
         *,
         num_sms: int | None = None,
+        shared_bytes: int | None = None,
         split_unit_keys: int = SPLIT_UNIT_KEYS,
     ) -> None:
-        """`num_sms`: multiprocessors to fill, by default the device's."""
+        """`num_sms`: multiprocessors to fill, and what a program may have of one's shared memory, by default the
+        device's."""
         self._device = device
         self._bounds = bounds
         self._num_sms = num_sms or _num_sms(device)
+        self._shared_bytes = shared_bytes or _shared_bytes(device)
         self._split_unit_keys = split_unit_keys
         self._workspaces: dict[HeadShape, SplitWorkspace] = {}
 
@@ -57,8 +60,9 @@ class TritonAttention:
                 f"{bounds.max_num_decodes} of {bounds.max_query_len}"
             )
         return TritonAttentionStep(
-            inputs, query_len, bounds.max_query_len, self._num_sms, self._split_unit_keys, self.workspace
-        )
+            inputs, query_len, bounds.max_query_len, self._num_sms, self._shared_bytes, self._split_unit_keys,
+            self.workspace,
+        )  # fmt: skip
 
     def workspace(self, heads: HeadShape) -> SplitWorkspace:
         """Taken whole at the first decode, which the memory profile makes: CUDA graphs hold its address."""
@@ -78,6 +82,8 @@ class TritonAttentionStep:
     max_query_len: int
     """Of any step's."""
     num_sms: int
+    shared_bytes: int
+    """Of a program, at most."""
     split_unit_keys: int
     workspace: Callable[[HeadShape], SplitWorkspace]
     _tiles: dict[int, Tensor] = field(default_factory=dict)
@@ -130,8 +136,9 @@ class TritonAttentionStep:
         if lengths.num_decodes:
             yield prepare_decode(query, cache.key, paged, scaling, self._decode_shape(heads), self.workspace(heads))
         if lengths.num_decodes < len(lengths.query_lens):
-            tiles = self._prefill_tiles(queries_per_tile(heads, cache.key.element_size()))
-            yield prepare_prefill(query, cache.key, paged, scaling, tiles)
+            tile = prefill_tile(heads, cache.key.element_size(), self.shared_bytes)
+            tiles = self._prefill_tiles(tile.num_rows // heads.group)
+            yield prepare_prefill(query, cache.key, paged, scaling, tiles, tile)
 
     def _decode_shape(self, heads: HeadShape) -> DecodeShape:
         lengths = self.inputs.lengths
@@ -156,3 +163,10 @@ class TritonAttentionStep:
 def _num_sms(device: torch.device) -> int:
     """Multiprocessors; the interpreter runs programs one after the other."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def _shared_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return found

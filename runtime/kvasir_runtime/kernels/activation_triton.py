@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.launches import Launcher
+
 BLOCK = 1024
 
 
@@ -20,9 +22,8 @@ def triton_gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def _gated(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
-    _gated_kernel[(rows, triton.cdiv(width, BLOCK))](
-        gate_up, gate_up.stride(0), out, width, IS_GELU=is_gelu, BLOCK=BLOCK
-    )
+    grid = rows, triton.cdiv(width, BLOCK)
+    _launch_gated(grid, gate_up, gate_up.stride(0), out, width, IS_GELU=is_gelu, BLOCK=BLOCK)
     return out
 
 
@@ -40,3 +41,6 @@ def _gated_kernel(gate_up, row_stride, out, width, IS_GELU: tl.constexpr, BLOCK:
     else:
         gate = gate * tl.sigmoid(gate)
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
+
+
+_launch_gated = Launcher(_gated_kernel)

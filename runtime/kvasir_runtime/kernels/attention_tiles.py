@@ -48,9 +48,11 @@ class HeadShape:
 
 
 _PREFILL = {
-    2: {64: TileShape(128, 64, 4, 5), 128: TileShape(128, 64, 8, 5), 256: TileShape(64, 32, 4, 2)},
+    2: {64: TileShape(128, 64, 8, 5), 128: TileShape(128, 64, 8, 5), 256: TileShape(64, 32, 4, 2)},
     4: {64: TileShape(64, 32, 8, 2), 128: TileShape(64, 16, 8, 2), 256: TileShape(32, 16, 8, 2)},
 }
+_LARGE_PREFILL, _LARGE_BYTES = TileShape(128, 64, 8, 3), 197 * 1024
+"""Of 16 bits and a head_dim beyond 128, where a program may have so much shared memory."""
 _DECODE = {
     2: {64: TileShape(MIN_DOT, 128, 4, 5), 128: TileShape(MIN_DOT, 64, 4, 5), 256: TileShape(MIN_DOT, 32, 4, 5)},
     4: {64: TileShape(MIN_DOT, 64, 4, 2), 128: TileShape(MIN_DOT, 32, 4, 2), 256: TileShape(MIN_DOT, 16, 4, 2)},
@@ -61,16 +63,19 @@ Triton spaces the block table's entry, the keys and values at it, and their prod
 the next tile's loads are issued only after this tile's have arrived: decodes, which keep one tile then, overlap
 nothing. At 5 a tile more is kept and loads stay under way while a tile is multiplied; 7 would keep another, and a
 multiprocessor of a Hopper would hold two decode programs instead of three. Prefills of a head_dim of 256 stay at two
-tiles, since a third would leave room for one program instead of two. Float32 has no tensor cores: there, registers
-decide.
+tiles, since a third has no room. Float32 has no tensor cores: there, registers decide. Measured on an H100:
+benchmarks/results/gpu-2026-11-27-tiles.md.
 """
 _MOST_DECODE_ROWS = {2: {64: 128, 128: 128, 256: 32}, 4: {64: 64, 128: 64, 256: 32}}
 """Of one program: of more, the sums do not fit into registers, even of twice the warps."""
 
 
-def prefill_tile(heads: HeadShape, itemsize: int) -> TileShape:
-    """As many rows as the table says, or one token's where a group is larger."""
+def prefill_tile(heads: HeadShape, itemsize: int, shared_bytes: int) -> TileShape:
+    """As many rows as the table says, or one token's where a group is larger; a program may have so much shared
+    memory."""
     shape = _of_size(_PREFILL, heads.head_dim, itemsize)
+    if itemsize == 2 and heads.head_dim > 128 and shared_bytes >= _LARGE_BYTES:
+        shape = _LARGE_PREFILL
     return replace(shape, num_rows=max(shape.num_rows, _power_of_2(heads.group)))
 
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors
+from kvasir_runtime.kernels.launches import Launcher
 
 _BLOCK = 256
 
@@ -16,7 +17,8 @@ def triton_prepare_inputs(state: RowTensors, planned: PlannedTokens, block_size:
     """As `prepare_inputs_reference` with `drops_missing_drafts` off."""
     num_requests = planned.rows.shape[0]
     num_groups, num_rows, max_blocks = state.block_tables.shape
-    _prepare_inputs_kernel[(num_requests, triton.cdiv(planned.max_query_len, _BLOCK))](
+    _launch_prepare_inputs(
+        (num_requests, triton.cdiv(planned.max_query_len, _BLOCK)),
         out.token_ids, out.positions, out.slots, out.slots.stride(0), out.query_starts, out.seq_lens,
         state.token_ids, state.token_ids.stride(0), state.num_computed, state.drafts, state.drafts.stride(0),
         state.block_tables, num_rows * max_blocks, max_blocks, planned.rows, planned.query_starts,
@@ -62,7 +64,8 @@ def triton_load_inputs(step: DecodeTensors, graph: DecodeTensors) -> None:
     """As `load_inputs_reference`."""
     num_blocks = triton.cdiv(max(graph.num_tokens, graph.num_requests + 1), _BLOCK)
     for group, (slots, graph_slots) in enumerate(zip(step.slots, graph.slots, strict=True)):
-        _load_inputs_kernel[(num_blocks,)](
+        _launch_load_inputs(
+            (num_blocks,),
             graph.token_ids, graph.positions, graph_slots, graph.query_starts, graph.seq_lens, graph.rows,
             graph.num_tokens, graph.num_requests,
             step.token_ids, step.positions, slots, step.query_starts, step.seq_lens, step.rows,
@@ -90,3 +93,6 @@ def _load_inputs_kernel(
             start = tl.load(query_starts + index, mask=index <= num_requests, other=0)
             start = tl.where(index <= num_requests, start, num_tokens)
             tl.store(graph_query_starts + index, start, mask=index <= graph_requests)
+
+
+_launch_prepare_inputs, _launch_load_inputs = Launcher(_prepare_inputs_kernel), Launcher(_load_inputs_kernel)

@@ -1,7 +1,7 @@
 """Picks the form of a linear layer's weight by timing each one briefly on a weight of that shape.
 
-bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and the original is let go. All other types
-and devices go through torch as they are, so that float32 results stay exact.
+bfloat16 weights on the CPU are kept once, in the layout of the chosen path, and the original is let go. On GPUs a few
+rows in half precision have a kernel of their own. All else goes through torch as it is: float32 results stay exact.
 
 Which is fastest cannot be known from the instruction set: bf16 dot products are four times faster than float32 on one
 maker's cores and slower than it on another's. What is timed is one thread's share in that thread's processor time, so
@@ -63,12 +63,10 @@ def make_weight(
     fma, dot, amx (our layout, these instructions). `batch_invariant` asks for one order of summation for any number of
     rows on GPUs, too. Raises ConfigurationError for a path that cannot run here.
     """
-    if batch_invariant and weight.device.type == "cuda":  # importing Triton takes a second, for nothing on CPUs
-        from kvasir_runtime.kernels.linear_triton import TritonWeight
-
-        return TritonWeight(weight, bias)
     if path not in PATHS:
         raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
+    if weight.device.type == "cuda":
+        return _weight_on_gpu(weight, bias, path, batch_invariant=batch_invariant)
     if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return plain_weight(weight, bias)
     library = load_library()
@@ -84,6 +82,16 @@ def make_weight(
     if not library.kvasir_linear_has(VARIANTS[path]):
         raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
     return PackedWeight(library, weight, bias, path)
+
+
+def _weight_on_gpu(weight: torch.Tensor, bias: torch.Tensor | None, path: str, *, batch_invariant: bool) -> Linear:
+    # imported here: importing Triton takes a second, for nothing on CPUs
+    from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight, suits
+    from kvasir_runtime.kernels.linear_triton import TritonWeight
+
+    if batch_invariant:
+        return TritonWeight(weight, bias)
+    return FewRowsWeight(weight, bias) if path == "auto" and suits(weight) else PlainWeight(weight, bias)
 
 
 @functools.cache

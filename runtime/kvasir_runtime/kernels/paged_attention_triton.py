@@ -9,7 +9,6 @@ a CUDA graph of the launches stays right. The torch twin is `paged_attention_ref
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import triton
@@ -24,8 +23,8 @@ from kvasir_runtime.kernels.attention_tiles import (
     decode_tile,
     num_row_tiles,
     num_split_programs,
-    prefill_tile,
 )
+from kvasir_runtime.kernels.launches import Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +84,19 @@ def prepare_decode(
     row_tiles = num_row_tiles(heads, tile, shape.max_query_len)
     num_sharing = shape.num_decodes * heads.num_kv_heads * row_tiles
     programs = num_split_programs(shape.splits, num_sharing, shape.max_seq_len, shape.num_sms)
-    cut = {
-        "query_starts": inputs.query_starts,
-        "seq_lens": inputs.seq_lens,
-        "split_values": workspace.values,
-        "split_statistics": workspace.statistics,
-        "window": scaling.window or 0,
-        "HAS_WINDOW": scaling.window is not None,
-        "SPLIT_UNIT": shape.splits.unit_keys,
-        "MAX_SPLITS": shape.splits.max_splits,
-    }
-    decode = partial(
-        _decode_kernel[(shape.num_decodes, heads.num_kv_heads * row_tiles, programs)],
-        **(_arguments(query, key_cache, inputs, scaling, tile) | cut), ROW_TILES=row_tiles,
+    cut = {"SPLIT_UNIT": shape.splits.unit_keys, "MAX_SPLITS": shape.splits.max_splits}
+    decode = _decode.prepare(
+        (shape.num_decodes, heads.num_kv_heads * row_tiles, programs),
+        *_arguments(query, key_cache, inputs, scaling), workspace.values, workspace.statistics,
+        **_constants(query, key_cache, scaling, tile), ROW_TILES=row_tiles, **cut,
     )  # fmt: skip
     if shape.splits.count(shape.max_seq_len) == 1:
         return decode
-    join = partial(
-        _join_splits_kernel[(shape.num_decodes, heads.num_heads, shape.query_len)],
-        **cut, HEAD_DIM=heads.head_dim, PADDED_DIM=triton.next_power_of_2(heads.head_dim),
+    join = _join_splits.prepare(
+        (shape.num_decodes, heads.num_heads, shape.query_len),
+        inputs.query_starts, inputs.seq_lens, workspace.values, workspace.statistics, scaling.window or 0,
+        HEAD_DIM=heads.head_dim, PADDED_DIM=triton.next_power_of_2(heads.head_dim),
+        HAS_WINDOW=scaling.window is not None, **cut,
     )  # fmt: skip
 
     def decode_and_join(out: Tensor, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
@@ -119,42 +112,39 @@ def prepare_prefill(
     inputs: PagedInputs,
     scaling: LayerScaling,
     tiles: Tensor,  # int32 [num_tiles, 2], request and first query token; see `prefill_tiles`
+    tile: TileShape,
 ) -> Attend:
     """Fills out [num_tokens, num_heads, head_dim], contiguous, for the requests of the tiles."""
     heads = _head_shape(query, key_cache)
-    tile = prefill_tile(heads, key_cache.element_size())
-    arguments = _arguments(query, key_cache, inputs, scaling, tile)
-    return partial(_prefill_kernel[(heads.num_kv_heads, tiles.shape[0])], **arguments, tiles=tiles)
-
-
-def queries_per_tile(heads: HeadShape, itemsize: int) -> int:
-    """Query tokens of one prefill tile."""
-    return prefill_tile(heads, itemsize).num_rows // heads.group
+    return _prefill.prepare(
+        (heads.num_kv_heads, tiles.shape[0]),
+        *_arguments(query, key_cache, inputs, scaling), tiles, **_constants(query, key_cache, scaling, tile),
+    )  # fmt: skip
 
 
 def _head_shape(query: Tensor, key_cache: Tensor) -> HeadShape:
     return HeadShape(query.shape[1], key_cache.shape[2], query.shape[2])
 
 
-def _arguments(
-    query: Tensor, key_cache: Tensor, inputs: PagedInputs, scaling: LayerScaling, tile: TileShape
-) -> dict[str, Any]:
-    """Of decode and prefill, but a layer's own tensors."""
+def _arguments(query: Tensor, key_cache: Tensor, inputs: PagedInputs, scaling: LayerScaling) -> tuple[Any, ...]:
+    """Of decode and prefill, behind a layer's own tensors."""
+    return (
+        *query.stride()[:2],
+        *key_cache.stride()[:3],
+        inputs.query_starts,
+        inputs.seq_lens,
+        inputs.rows,
+        inputs.block_table,
+        inputs.block_table.stride(0),
+        scaling.scale,
+        scaling.window or 0,
+        scaling.softcap or 0.0,
+    )
+
+
+def _constants(query: Tensor, key_cache: Tensor, scaling: LayerScaling, tile: TileShape) -> dict[str, Any]:
     heads = _head_shape(query, key_cache)
     return {
-        "query_token_stride": query.stride(0),
-        "query_head_stride": query.stride(1),
-        "page_stride": key_cache.stride(0),
-        "slot_stride": key_cache.stride(1),
-        "kv_head_stride": key_cache.stride(2),
-        "query_starts": inputs.query_starts,
-        "seq_lens": inputs.seq_lens,
-        "table_rows": inputs.rows,
-        "block_table": inputs.block_table,
-        "table_stride": inputs.block_table.stride(0),
-        "scale": scaling.scale,
-        "window": scaling.window or 0,
-        "softcap": scaling.softcap or 0.0,
         "HEAD_DIM": heads.head_dim,
         "PADDED_DIM": max(MIN_DOT, triton.next_power_of_2(heads.head_dim)),
         "GROUP": heads.group,
@@ -173,7 +163,7 @@ def _arguments(
 def _decode_kernel(
     out, query, key_cache, value_cache, query_token_stride, query_head_stride,
     page_stride, slot_stride, kv_head_stride, query_starts, seq_lens, table_rows, block_table, table_stride,
-    split_values, split_statistics, scale, window, softcap,
+    scale, window, softcap, split_values, split_statistics,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     WIDENS: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
@@ -201,7 +191,7 @@ def _decode_kernel(
             queries, position, key_cache + kv_head * kv_head_stride, value_cache + kv_head * kv_head_stride,
             page_stride, slot_stride, table, first_key, tl.minimum(first_key + split_keys, seq_len),
             scale, window, softcap,
-            HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS,
+            HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS, False,
         )  # fmt: skip
         if num_splits == 1:
             target = (token * num_heads + head)[:, None] * HEAD_DIM + dims[None, :]
@@ -246,7 +236,7 @@ def _join_splits_kernel(
 def _prefill_kernel(
     out, query, key_cache, value_cache, query_token_stride, query_head_stride,
     page_stride, slot_stride, kv_head_stride, query_starts, seq_lens, table_rows, block_table, table_stride,
-    tiles, scale, window, softcap,
+    scale, window, softcap, tiles,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr, PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     WIDENS: tl.constexpr,
@@ -277,7 +267,7 @@ def _prefill_kernel(
         key_cache + kv_head * kv_head_stride, value_cache + kv_head * kv_head_stride,
         page_stride, slot_stride, table, lowest_key, tl.minimum(first_position + TILE_QUERIES, seq_len),
         scale, window, softcap,
-        HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS,
+        HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS, True,
     )  # fmt: skip
     place = (token * tl.num_programs(0) * GROUP + head)[:, None] * HEAD_DIM + dims[None, :]
     tl.store(out + place, _normalise(values, row_sum).to(out.dtype.element_ty), mask=in_head)
@@ -302,46 +292,98 @@ def _attend_keys(
     scale, window, softcap,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, TILE_ROWS: tl.constexpr, TILE_KEYS: tl.constexpr,
     PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WIDENS: tl.constexpr,
+    LEAVES_OUT_MASKS: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the keys first_key..end_key - 1: (weighted values, row max, row sum), in powers of two.
 
-    Keys outside the range are never loaded: a page behind the window, or past the end, may hold NaN.
+    Keys outside the range are never loaded: a page behind the window, or past the end, may hold NaN. With
+    `LEAVES_OUT_MASKS` the tiles whose keys all rows see are walked without asking key by key: the same numbers, sooner.
     """
-    LOG2_E: tl.constexpr = 1.4426950408889634
-    dims = tl.arange(0, PADDED_DIM)
     if WIDENS:
         queries = queries.to(tl.float32)
     row_max = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
     gathered = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
-    for tile in range(first_key, end_key, TILE_KEYS):
-        key_at = tile + tl.arange(0, TILE_KEYS)
+    first_full, end_full = first_key, first_key
+    if LEAVES_OUT_MASKS:
+        if HAS_WINDOW:  # the first tile without a key that the last row's window leaves out
+            num_cut = tl.maximum(0, tl.max(position, 0) - window + 1 - first_key)
+            first_full = first_key + tl.cdiv(num_cut, TILE_KEYS) * TILE_KEYS
+        num_seen = tl.minimum(end_key, tl.min(position, 0) + 1) - first_full
+        end_full = first_full + tl.maximum(0, num_seen // TILE_KEYS) * TILE_KEYS
+        if HAS_WINDOW:
+            for tile in range(first_key, tl.minimum(first_full, end_key), TILE_KEYS):
+                gathered, row_max, row_sum = _attend_tile(
+                    gathered, row_max, row_sum, queries, position, key_cache, value_cache, page_stride, slot_stride,
+                    table, tile, end_key, scale, window, softcap,
+                    HEAD_DIM, PADDED_DIM, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS, True,
+                )  # fmt: skip
+        for tile in range(first_full, end_full, TILE_KEYS):
+            gathered, row_max, row_sum = _attend_tile(
+                gathered, row_max, row_sum, queries, position, key_cache, value_cache, page_stride, slot_stride,
+                table, tile, end_key, scale, window, softcap,
+                HEAD_DIM, PADDED_DIM, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS, False,
+            )  # fmt: skip
+    for tile in range(end_full, end_key, TILE_KEYS):
+        gathered, row_max, row_sum = _attend_tile(
+            gathered, row_max, row_sum, queries, position, key_cache, value_cache, page_stride, slot_stride,
+            table, tile, end_key, scale, window, softcap,
+            HEAD_DIM, PADDED_DIM, TILE_KEYS, PAGE, HAS_WINDOW, HAS_SOFTCAP, WIDENS, True,
+        )  # fmt: skip
+    return gathered, row_max, row_sum
+
+
+@triton.jit
+def _attend_tile(
+    gathered, row_max, row_sum, queries, position, key_cache, value_cache, page_stride, slot_stride,
+    table, tile, end_key, scale, window, softcap,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, TILE_KEYS: tl.constexpr,
+    PAGE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, WIDENS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """The three after the keys `tile` to `tile + TILE_KEYS` - 1, of which, unless `MASKED`, each row sees each."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    dims = tl.arange(0, PADDED_DIM)
+    key_at = tile + tl.arange(0, TILE_KEYS)
+    in_head = (dims < HEAD_DIM)[None, :]
+    if MASKED:
         is_key = key_at < end_key
         page = tl.load(table + key_at // PAGE, mask=is_key, other=0).to(tl.int64)
-        slot = page * page_stride + (key_at % PAGE) * slot_stride
-        in_cache = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-        keys = tl.load(key_cache + slot[:, None] + dims[None, :], mask=in_cache, other=0.0)
-        values = tl.load(value_cache + slot[:, None] + dims[None, :], mask=in_cache, other=0.0)
-        if WIDENS:
-            keys, values = keys.to(tl.float32), values.to(tl.float32)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
+        in_cache = is_key[:, None] & in_head
+    else:
+        page = tl.load(table + key_at // PAGE).to(tl.int64)
+        in_cache = in_head
+    slot = page * page_stride + (key_at % PAGE) * slot_stride
+    keys = tl.load(key_cache + slot[:, None] + dims[None, :], mask=in_cache, other=0.0)
+    values = tl.load(value_cache + slot[:, None] + dims[None, :], mask=in_cache, other=0.0)
+    if WIDENS:
+        keys, values = keys.to(tl.float32), values.to(tl.float32)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if HAS_SOFTCAP:
+        scores = (softcap * LOG2_E) * (2.0 * tl.sigmoid(2.0 * scale * scores / softcap) - 1.0)  # tanh
+    else:
+        scores *= scale * LOG2_E
+    if MASKED:
         is_seen = is_key[None, :] & (key_at[None, :] <= position[:, None])
         if HAS_WINDOW:
             is_seen = is_seen & (key_at[None, :] > position[:, None] - window)
-        scores = tl.where(is_seen, scores * LOG2_E, float("-inf"))
+        scores = tl.where(is_seen, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1))
         safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen no key yet
-        weights = tl.exp2(scores - safe_max[:, None])
-        rescale = tl.exp2(row_max - safe_max)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        gathered = tl.dot(weights.to(values.dtype), values, gathered * rescale[:, None], input_precision="ieee")
-        row_max = new_max
-    return gathered, row_max, row_sum
+    else:
+        new_max = tl.maximum(row_max, tl.max(scores, 1))
+        safe_max = new_max
+    weights = tl.exp2(scores - safe_max[:, None])
+    rescale = tl.exp2(row_max - safe_max)
+    row_sum = row_sum * rescale + tl.sum(weights, 1)
+    gathered = tl.dot(weights.to(values.dtype), values, gathered * rescale[:, None], input_precision="ieee")
+    return gathered, new_max, row_sum
 
 
 @triton.jit
 def _normalise(values, row_sum):
     """A row that saw no key (padding) gives zeros."""
     return values / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+
+
+_decode, _join_splits, _prefill = map(Launcher, (_decode_kernel, _join_splits_kernel, _prefill_kernel))

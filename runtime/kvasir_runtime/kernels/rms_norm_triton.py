@@ -4,13 +4,16 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.launches import Launcher
+
 
 def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """As `rms_norm_reference`; x is [T, H], or heads [T, N, D] with any strides outside the last dimension."""
     heads = x.unsqueeze(1) if x.dim() == 2 else x
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, group, width = heads.shape
-    _rms_norm_kernel[(rows, group)](
+    _launch_rms_norm(
+        (rows, group),
         x, heads.stride(0), heads.stride(1), x, 0, weight, out, width, eps,
         PADDED=triton.next_power_of_2(width), ADDS=False,
     )  # fmt: skip
@@ -23,7 +26,8 @@ def triton_add_rms_norm(
     """As `add_rms_norm_reference`: x [T, H] is added to residual in place."""
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    _rms_norm_kernel[(rows, 1)](
+    _launch_rms_norm(
+        (rows, 1),
         x, x.stride(0), 0, residual, residual.stride(0), weight, out, width, eps,
         PADDED=triton.next_power_of_2(width), ADDS=True,
     )  # fmt: skip
@@ -49,3 +53,6 @@ def _rms_norm_kernel(
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
     scaled = wide * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + (row * tl.num_programs(1) + head) * width + columns, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+_launch_rms_norm = Launcher(_rms_norm_kernel)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.launches import Launcher
+
 
 def triton_rotate_and_write(
     query: Tensor,
@@ -26,7 +28,8 @@ def triton_rotate_and_write(
     """
     num_tokens, num_heads, head_dim = query.shape
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
-    _rotate_and_write_kernel[(num_tokens, num_heads + key.shape[1])](
+    _launch_rotate_and_write(
+        (num_tokens, num_heads + key.shape[1]),
         out, query, query.stride(0), query.stride(1), key, key.stride(0), key.stride(1),
         value, value.stride(0), value.stride(1),
         key_cache, value_cache, key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
@@ -96,3 +99,6 @@ def _turn(
     turn_sin = tl.load(sin + angles + dims, mask=turns, other=0.0)
     turned = own * turn_cos + tl.where(dims < HALF, -partner, partner) * turn_sin
     return turned.to(place.dtype.element_ty)
+
+
+_launch_rotate_and_write = Launcher(_rotate_and_write_kernel)

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import BLOCK, block_key, column_of_key
+from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, VerifiedTokens
 
 
@@ -16,7 +17,8 @@ def triton_verify_drafts(token_ids: Tensor, drawn: DrawnPositions, known: KnownT
     """As `verify_drafts_reference`."""
     num_sampled = drawn.rows.shape[0]
     verified = VerifiedTokens.empty(num_sampled, drawn.width, token_ids.device)
-    _verify_drafts_kernel[(num_sampled,)](
+    _launch_verify_drafts(
+        (num_sampled,),
         verified.packed, drawn.width, token_ids, drawn.positions, drawn.starts, drawn.rows, drawn.draws,
         known.token_ids, known.token_ids.stride(0), known.num_known, known.num_computed, known.drafts,
         known.drafts.stride(0), WIDTH=_padded_width(known), num_warps=1,
@@ -39,7 +41,8 @@ class TritonVerifyMostLikely:
             self._num_done = torch.zeros(num_rows, dtype=torch.int32, device=logits.device)
         verified = VerifiedTokens.empty(num_sampled, drawn.width, logits.device)
         keys = torch.empty((num_positions, num_blocks), dtype=torch.int64, device=logits.device)
-        _verify_most_likely_kernel[(num_sampled, drawn.width, num_blocks)](
+        _launch_verify_most_likely(
+            (num_sampled, drawn.width, num_blocks),
             verified.packed, drawn.width, logits, logits.stride(0), vocab_size, keys, self._num_done,
             drawn.positions, drawn.starts, drawn.rows, drawn.draws, known.token_ids, known.token_ids.stride(0),
             known.num_known, known.num_computed, known.drafts, known.drafts.stride(0),
@@ -119,3 +122,7 @@ def _verify(
     tl.store(verified + sequence * width + column, tokens, mask=column < width)
     tl.store(verified + num_sampled * width + sequence, num_accepted)
     tl.store(verified + num_sampled * (width + 1) + sequence, num_drafts)
+
+
+_launch_verify_drafts = Launcher(_verify_drafts_kernel)
+_launch_verify_most_likely = Launcher(_verify_most_likely_kernel)

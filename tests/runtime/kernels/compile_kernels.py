@@ -37,6 +37,7 @@ from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, t
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
+from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
@@ -156,7 +157,7 @@ def read_figures(made: Any, arch: int) -> Figures:
     registers, stack = resource_usage(made.asm["cubin"])
     loop = made.asm["ttgir"]
     warps, shared = made.metadata.num_warps, made.metadata.shared
-    buffers = re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x(?:bf16|f16|f32)", loop)
+    buffers = re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)(?:x\d+){2,3}x(?:bf16|f16|f32)", loop)
     copies = re.findall(r"async_wait [^\n]*num = (\d+)", loop)
     dots = ""
     if "tt.dot " in made.asm["ttir"]:
@@ -273,6 +274,9 @@ def compile_layers() -> None:
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
     TritonWeight(of(4096, 4096), None)(hidden)
+    for num_outputs in (1024, 4096, 28672):
+        for num_rows in (1, 16):
+            FewRowsWeight(of(num_outputs, 4096), None)(hidden[:num_rows])
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)
@@ -330,7 +334,9 @@ def compile_attention(
         StepLengths(lengths, 2, 8192),
     )  # fmt: skip
     bounds = DecodeBounds(8, max_decode_len)
-    step = TritonAttention(torch.device("cpu"), bounds, num_sms=NUM_SMS).prepare(inputs)
+    shared_bytes = PROGRAM_BYTES[driver.active.get_current_target().arch]
+    backend = TritonAttention(torch.device("cpu"), bounds, num_sms=NUM_SMS, shared_bytes=shared_bytes)
+    step = backend.prepare(inputs)
     caches = of(4, 2, 2, page, heads.num_kv_heads, heads.head_dim, dtype=dtype)  # blocks, layers, keys and values
     cache = LayerCache(caches[:, 1, 0], caches[:, 1, 1], group=0)
     query = of(num_tokens, heads.num_heads, heads.head_dim, dtype=dtype)

@@ -74,7 +74,7 @@ def test_of_many_rows_a_decode_takes_more_warps_then_more_tiles(
 
 def test_a_head_dim_beyond_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="head_dim 512: the Triton attention kernels go up to 256"):
-        prefill_tile(HeadShape(8, 8, 512), 2)
+        prefill_tile(HeadShape(8, 8, 512), 2, 0)
 
 
 def test_the_workspace_has_an_entry_for_each_token_head_and_split() -> None:
