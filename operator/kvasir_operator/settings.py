@@ -90,6 +90,7 @@ class OperatorSettings:
         15.0, "autoscaled services are measured again after this many seconds", least=ABOVE_ZERO
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
+    log_format: Literal["text", "json"] = _setting("text", "lines of text, or an object of JSON a message")
 
     def __post_init__(self) -> None:
         for each in fields(self):
