@@ -53,9 +53,10 @@ from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
-from kvasir_operator.rollout.observed import num_replicas, revision_number
+from kvasir_operator.rollout.observed import num_replicas, observe_workloads, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
+from kvasir_operator.rollout.upgrades import Upgrades
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.events import notable_changes, post_event
@@ -75,6 +76,8 @@ STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
 LEFT_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 """Until what a burst has left is done, in the pass that its pods' counts want anyway."""
+TURN_SECONDS = 60.0
+"""Between two looks whether it is a service's turn to replace its engines."""
 DETAILS_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 """Until counts and messages are reported that what this pass did is about to change."""
 
@@ -129,6 +132,7 @@ class Reconciler:
         self._do_changes_wait = do_changes_wait
         self._ledger = ledger or ScalingLedger()
         self._restarts = restarts or RestartCounter()
+        self._upgrades = Upgrades(settings.max_upgrades)
         self._left: set[ServiceKey] = set()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
         self._ending_namespaces: dict[str, float] = {}
@@ -143,6 +147,7 @@ class Reconciler:
             self._gateway.forget(key)
             self._restarts.forget(key)
             self._contexts.forget(key)
+            self._upgrades.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         if (left_seconds := self._ending_namespaces.get(key.namespace, 0.0) - self._clock()) > 0:
             return Outcome(retry_seconds=left_seconds)
@@ -153,7 +158,9 @@ class Reconciler:
         observed = await self._observe(obj, wanted.keys)
         gateway = await self._gateway.state_of(obj)
         now = self._now()
-        step = next_step(wanted, observed, obj["metadata"]["uid"], now)
+        workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
+        is_waiting = self._upgrades.has_to_wait(key, obj, wanted.revision, [each.workload for each in workloads])
+        step = next_step(wanted, observed, workloads, is_waiting=is_waiting)
         if step.missing:
             observed = observed.with_children(await named(self._client, key.namespace, map(object_key, step.missing)))
         work = await read_shrinking(step.shrinks, self._read_work)
@@ -186,7 +193,8 @@ class Reconciler:
         is_left = is_overtaken and (key in self._left or differs_in_detail(obj.get("status", {}), status))
         self._left.discard(key)
         is_reported = is_left or await self._report(key, obj, status, news)
-        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds)
+        turn_seconds = TURN_SECONDS if is_waiting else None
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, turn_seconds)
         outcome = _outcome(decision.plan, applied, is_reported, _soonest(looks))
         return _with_details(outcome) if is_left else outcome
 

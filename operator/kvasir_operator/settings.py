@@ -49,6 +49,12 @@ class OperatorSettings:
         None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
     )
     workers: int = _setting(8, "services reconciled at the same time", least=1, most=1000)
+    max_upgrades: int | None = _setting(
+        None,
+        "services whose engines are replaced at the same time because the installation has changed, by an image or its "
+        "defaults; default: all",
+        least=1,
+    )
     resync_seconds: float = _setting(
         300.0, "every service is looked at again after this many seconds", least=ABOVE_ZERO
     )
