@@ -16,7 +16,7 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
-from kvasir_operator.apply.plan import Cause, Plan, controller_uid
+from kvasir_operator.apply.plan import Apply, Cause, Plan, controller_uid, stamped
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
@@ -53,6 +53,7 @@ from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
+from kvasir_operator.rollout.children import needed_without_a_spec
 from kvasir_operator.rollout.observed import num_replicas, observe_workloads, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
@@ -216,14 +217,21 @@ class Reconciler:
         return replace(observed, downloads=downloads, cut_context=cut_context)
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
-        """Children stay as they are: what runs keeps serving until the spec holds again."""
+        """Children stay as they are, and what their pods need is made again: what runs keeps serving until the spec
+        holds."""
         observed = await self._observe(obj, [])
+        workloads = observe_workloads(observed, obj["metadata"]["uid"], self._now())
+        seen = set(map(object_key, observed.children))
+        missing = {name: each for name, each in needed_without_a_spec(obj, workloads).items() if name not in seen}
+        taken = map(object_key, await named(self._client, key.namespace, missing))
+        plan = Plan(tuple(Apply(stamped(each), Cause.CREATED) for each in missing.values())).without(list(taken))
+        done = await apply_plan(self._client, key.namespace, plan)
         roles = _roles(observed, obj, {}, "", ())
         gateway = await self._gateway.state_of(obj)
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
-        is_reported = await self._report(key, obj, status, Plan())
-        return _outcome(Plan(), Applied(), is_reported, _look_seconds(observed, self._now()))
+        is_reported = await self._report(key, obj, status, plan.without([each.key for each in done.refusals]))
+        return _outcome(plan, done, is_reported, _look_seconds(observed, self._now()))
 
     async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
         """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
