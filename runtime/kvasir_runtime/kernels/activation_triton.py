@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start
 from kvasir_runtime.kernels.launches import Launcher
 
 BLOCK = 1024
@@ -30,6 +31,7 @@ def _gated(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
 @triton.jit
 def _gated_kernel(gate_up, row_stride, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, tile of columns)."""
+    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

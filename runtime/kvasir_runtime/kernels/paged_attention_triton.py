@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.attention_tiles import (
     MIN_DOT,
+    SHORT_UNITS,
     HeadShape,
     Splits,
     TileShape,
@@ -25,6 +26,8 @@ from kvasir_runtime.kernels.attention_tiles import (
     num_split_programs,
 )
 from kvasir_runtime.kernels.launches import Launcher
+
+_SHORT_UNITS = tl.constexpr(SHORT_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def prepare_decode(
         *_arguments(query, key_cache, inputs, scaling), workspace.values, workspace.statistics,
         **_constants(query, key_cache, scaling, tile), ROW_TILES=row_tiles, **cut,
     )  # fmt: skip
-    if shape.splits.count(shape.max_seq_len) == 1:
+    if shape.splits.most(shape.max_seq_len) == 1:
         return decode
     join = _join_splits.prepare(
         (shape.num_decodes, heads.num_heads, shape.query_len),
@@ -282,7 +285,8 @@ def _cut_keys(
     if HAS_WINDOW:
         lowest_key = tl.maximum(0, seq_len - query_len - window + 1)
     num_keys = seq_len - lowest_key
-    split_keys = tl.maximum(1, tl.cdiv(num_keys, SPLIT_UNIT * MAX_SPLITS)) * SPLIT_UNIT
+    unit = tl.where(num_keys <= _SHORT_UNITS * SPLIT_UNIT, SPLIT_UNIT, 2 * SPLIT_UNIT)
+    split_keys = tl.maximum(1, tl.cdiv(num_keys, unit * MAX_SPLITS)) * unit
     return lowest_key, split_keys, tl.maximum(1, tl.cdiv(num_keys, split_keys))
 
 

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start
 from kvasir_runtime.kernels.launches import Launcher
 
 
@@ -40,6 +41,7 @@ def _rms_norm_kernel(
     PADDED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head)."""
+    let_next_start()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, PADDED)
     inside = columns < width
