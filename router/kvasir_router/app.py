@@ -37,8 +37,7 @@ from kvasir_router.relay.upstream_pool import Sending
 from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.ledger import Ticket
-from kvasir_router.service.service import Service
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Service, Services
 
 logger = logging.getLogger(__name__)
 

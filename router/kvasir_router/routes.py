@@ -22,7 +22,7 @@ from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthr
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 
 logger = logging.getLogger(__name__)
 _OTHER_MAKES = (

@@ -38,7 +38,7 @@ from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
 from kvasir_router.service.series import DemandCollector, RebalancingCollector, WakeCollector
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
