@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from kvasir_router.config import KvTransferProtocolName
-from kvasir_router.dialects.dialect import ABSENT, RoutingFields, body_of, members_of
+from kvasir_router.dialects.dialect import ABSENT, RoutingFields, body_of, members_of, with_member
 from kvasir_router.errors import KvTransferParamsError
 from kvasir_router.relay.upstream_pool import Origin
 
-KV_TRANSFER_PARAMS = "kv_transfer_params"
+FIELD = "kv_transfer_params"
 _NULL = msgspec.Raw(b"null")
 # Of the prefill leg: it draws one token, which is thrown away. What asks for more than one answer, or for none below a
 # length, would be refused; usage in a stream is refused where there is none.
@@ -29,7 +29,7 @@ _ONE_TOKEN = {
     "max_tokens": msgspec.Raw(b"1"),
     "n": msgspec.Raw(b"1"),
 }
-_LEFT_OUT = ("stream_options", "min_tokens", "best_of", KV_TRANSFER_PARAMS)
+_LEFT_OUT = ("stream_options", "min_tokens", "best_of", FIELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def with_lookup(params: bytes, peer_url: str, port: int) -> bytes:
 def params_of_answer(answer: bytes) -> bytes | None:
     """Where the prefill engine says its blocks are; None where it does not."""
     try:
-        params = members_of(answer).get(KV_TRANSFER_PARAMS, _NULL)
+        params = members_of(answer).get(FIELD, _NULL)
     except (msgspec.DecodeError, UnicodeError):
         return None
     return None if bytes(params) == b"null" else bytes(params)
@@ -89,7 +89,12 @@ def prefill_body(body: bytes, params: bytes) -> bytes:
         members.pop(name, None)
     if "max_completion_tokens" in members:
         members["max_completion_tokens"] = msgspec.Raw(b"1")
-    return body_of(members | _ONE_TOKEN | {KV_TRANSFER_PARAMS: msgspec.Raw(params)})
+    return body_of(members | _ONE_TOKEN | {FIELD: msgspec.Raw(params)})
+
+
+def decode_body(body: bytes, params: bytes) -> tuple[bytes, ...]:
+    """The client's with the field, in pieces."""
+    return with_member(body, FIELD, params)
 
 
 def without_clients_params(fields: RoutingFields, body: bytes) -> bytes:
@@ -100,13 +105,12 @@ def without_clients_params(fields: RoutingFields, body: bytes) -> bytes:
         return body
     if bytes(fields.kv_transfer_params) != b"null":
         raise KvTransferParamsError(
-            f"{KV_TRANSFER_PARAMS} is this router's to write: it chooses whose KV is used; leave it out",
-            param=KV_TRANSFER_PARAMS,
+            f"{FIELD} is this router's to write: it chooses whose KV is used; leave it out", param=FIELD
         )
     if fields.is_large:
         return body
     members = members_of(body)
-    del members[KV_TRANSFER_PARAMS]
+    del members[FIELD]
     return body_of(members)
 
 

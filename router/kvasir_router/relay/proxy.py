@@ -7,7 +7,6 @@ one unbroken stream. Leaving early (client gone, time-out) closes the upstream c
 
 from collections.abc import Callable
 
-from kvasir_router.dialects.dialect import with_member
 from kvasir_router.errors import (
     StreamMovedError,
     UpstreamBrokenError,
@@ -20,7 +19,7 @@ from kvasir_router.errors import (
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.relay.headers import RawHeaders, end_to_end, lines, value_of
 from kvasir_router.relay.journal import JOURNAL_BOUNDS, JOURNAL_HEADER, RESUMABLE_HEADER, Journal, JournalBounds
-from kvasir_router.relay.kv_transfer import KV_TRANSFER_PARAMS
+from kvasir_router.relay.kv_transfer import decode_body
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 from kvasir_router.relay.upstream_pool import Sending, UpstreamPool
 
@@ -88,9 +87,8 @@ class Proxy:
         `journal` is what the client has of its stream, for the endpoint to go on with. `kv_transfer_params`: who
         prefills, where it is not this endpoint. Raises UpstreamError.
         """
-        content: tuple[bytes, ...] = (exchange.body.content,)
-        if kv_transfer_params is not None:
-            content = with_member(exchange.body.content, KV_TRANSFER_PARAMS, kv_transfer_params)
+        body = exchange.body.content
+        content = (body,) if kv_transfer_params is None else decode_body(body, kv_transfer_params)
         if journal is not None:
             journal.drop_unfinished_block()
             if journal.num_bytes:
