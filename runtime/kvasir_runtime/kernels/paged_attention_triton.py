@@ -25,6 +25,7 @@ from kvasir_runtime.kernels.attention_tiles import (
     num_row_tiles,
     num_split_programs,
 )
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 
 _SHORT_UNITS = tl.constexpr(SHORT_UNITS)
@@ -172,6 +173,8 @@ def _decode_kernel(
     WIDENS: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (request, KV head and tile of its rows, every n-th split)."""
+    wait_for_previous()
+    let_next_start()
     request, kv_head = tl.program_id(0), tl.program_id(1) // ROW_TILES
     num_heads = tl.num_programs(1) // ROW_TILES * GROUP
     first_token = tl.load(query_starts + request)
@@ -213,6 +216,8 @@ def _join_splits_kernel(
     SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (request, head, query token): weigh each split's values by its part of the softmax's sum."""
+    wait_for_previous()
+    let_next_start()
     request, head = tl.program_id(0), tl.program_id(1)
     first_token = tl.load(query_starts + request)
     query_len = tl.load(query_starts + request + 1) - first_token
@@ -245,6 +250,8 @@ def _prefill_kernel(
     WIDENS: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, tile)."""
+    wait_for_previous()
+    let_next_start()
     TILE_QUERIES: tl.constexpr = TILE_ROWS // GROUP
     kv_head = tl.program_id(0)
     request, first_query = tl.load(tiles + 2 * tl.program_id(1)), tl.load(tiles + 2 * tl.program_id(1) + 1)
@@ -390,4 +397,6 @@ def _normalise(values, row_sum):
     return values / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
 
 
-_decode, _join_splits, _prefill = map(Launcher, (_decode_kernel, _join_splits_kernel, _prefill_kernel))
+_decode = Launcher(_decode_kernel, starts_early=True)
+_join_splits = Launcher(_join_splits_kernel, starts_early=True)
+_prefill = Launcher(_prefill_kernel, starts_early=True)
