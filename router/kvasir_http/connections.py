@@ -6,7 +6,8 @@ reach the client before the answer does.
 
 A connection is idle unless a request's whole head has come and its answer is not over, or is yet to be read. Where
 there are too many, the longest idle makes way, so that whoever opens connections and asks nothing shuts nobody out, and
-probes get through; where none is idle, the newcomer is refused.
+probes get through; where none is idle, the newcomer is refused. Answers that clients have yet to take have a bound
+together, beyond which whoever has been too slow for the longest is cut off.
 
 A server that is told to stop drains: load balancers, Ingress controllers and `kubectl port-forward` go on sending for
 seconds, and a refused connection is an error to all of them. So it goes on listening and answering, each answer with
@@ -57,6 +58,7 @@ class ClientTransport:
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
         self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.is_closing: Callable[[], bool] = transport.is_closing
         """As quick too, for every piece of a stream; not to be kept, since `close` puts another in its place."""
         self.is_client_sending = False
@@ -117,6 +119,10 @@ class ClientTransport:
 
 def _yes() -> bool:
     return True
+
+
+UNCOUNTED_BYTES = 4 * 1024
+"""That each connection may have in its write buffer besides, which is empty as long as the kernel's has room."""
 
 
 class RequestParser:
@@ -238,7 +244,8 @@ class ConnectionLimits:
 class Connections:
     """Those of one server. `is_refusing` is for whoever handles requests, and set by who ends the server."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, most_unread_bytes: int | None = None) -> None:
+        """`most_unread_bytes`: of answers that clients have yet to take; None: as many as there are."""
         self.is_draining = False
         """Every answer that begins is its connection's last."""
         self.is_refusing = False
@@ -249,6 +256,10 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         """Those without a request whose answer has been taken, but for a little; the longest idle first."""
         self._num_of_peer: Counter[str] = Counter()
+        self._most_unread_bytes = most_unread_bytes
+        self._num_unread_bytes: dict[Connection, int] = {}
+        """Of those whose clients read too slowly, the longest so first."""
+        self._total_unread_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -270,8 +281,23 @@ class Connections:
     def busy(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
 
+    def held_back(self, connection: Connection, num_unread_bytes: int) -> None:
+        """Until `taken`, it gets no more of its answer."""
+        self.taken(connection)
+        self._num_unread_bytes[connection] = num_unread_bytes
+        self._total_unread_bytes += num_unread_bytes
+        while self._most_unread_bytes is not None and self._total_unread_bytes > self._most_unread_bytes:
+            slowest = next(iter(self._num_unread_bytes))
+            self.taken(slowest)
+            slowest.abort()
+
+    def taken(self, connection: Connection) -> None:
+        """May be repeated."""
+        self._total_unread_bytes -= self._num_unread_bytes.pop(connection, 0)
+
     def closed(self, connection: Connection) -> None:
         """It may have made way, and been forgotten, before."""
+        self.taken(connection)
         if connection not in self._open:
             return
         self._open.remove(connection)

@@ -26,7 +26,7 @@ from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPat
 from kvasir_router.kept_responses import PATHS, KeptResponses
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 
 logger = logging.getLogger(__name__)
 _CLASSES = ("/pooling", "/classify", "/v1/classify")
