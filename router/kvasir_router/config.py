@@ -244,8 +244,8 @@ class RouterConfig:
     max_connections: int = field(
         default=8192,
         metadata=_flag(
-            "client connections held, one for each 160 kB of the container's memory limit at most; then the longest idle is "
-            "closed, or 503",
+            "client connections held, one for each 160 kB of the container's memory limit at most; then the longest "
+            "idle is closed, or 503",
             least=1,
         ),
     )
