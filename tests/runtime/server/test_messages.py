@@ -199,6 +199,7 @@ def test_a_stream_of_blocks_adds_up_to_the_whole(model, name: str) -> None:
     blocks = [block.model_dump(exclude_none=True) for block in streamed.content]
     assert list(map(without_ids, blocks)) == list(map(without_ids, whole["content"]))
     assert streamed.stop_reason == whole["stop_reason"]
+    assert [block.get("signature") for block in blocks] == [block.get("signature") for block in whole["content"]]
 
 
 def test_a_call_that_is_cut_says_max_tokens(model) -> None:
