@@ -81,9 +81,10 @@ _REQUEST = {
 }
 HEALTH_PATHS = ("/health", "/ping")
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_RESPONSE_ID = {**_NAME, "name": "response_id"}
 
 
-def document(dialects: Mapping[str, Dialect]) -> dict[str, Any]:
+def document(dialects: Mapping[str, Dialect], kept_response_paths: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """As JSON, of version 3.1."""
     return {
         "openapi": "3.1.0",
@@ -93,6 +94,7 @@ def document(dialects: Mapping[str, Dialect]) -> dict[str, Any]:
             **{path: {"get": _told("For load balancers: 503 while the router stops.", 503)} for path in HEALTH_PATHS},
             "/v1/models": {"get": _listing("Lists the models, aliases and adapters.", "Models", ())},
             "/v1/models/{name}": {"get": _listing("Tells of one of them.", "Model", (_NAME,))},
+            **{path: {method.lower(): _kept() for method in methods} for path, methods in kept_response_paths.items()},
             **{path: {"post": _forwarded(dialect.error_schema)} for path, dialect in dialects.items()},
         },
         "components": {
@@ -119,6 +121,14 @@ def _listing(summary: str, schema: str, parameters: Iterable[Mapping[str, Any]])
         "summary": summary,
         "parameters": [*parameters],
         "responses": {"200": _json("What is served.", schema), **_refusals(400, 401, 404, 405, 408, 431)},
+    }
+
+
+def _kept() -> dict[str, Any]:
+    return {
+        "summary": "Answered by the engine that keeps the response.",
+        "parameters": [_RESPONSE_ID],
+        "responses": {"200": {"description": "The engine's answer."}, **_refusals(400, 401, 404, 405, 408, 431, 502)},
     }
 
 

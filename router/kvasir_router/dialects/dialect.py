@@ -54,6 +54,11 @@ class RoutingFields(msgspec.Struct, gc=False):
     is_large: ClassVar[bool] = False
     """Of a body that is too much to decode: its parts may be, too."""
 
+    @property
+    def holder(self) -> str | None:
+        """Mark of the engine that keeps what the request goes on from; None: it needs nothing that is kept."""
+        return None
+
 
 class Dialect(Protocol):
     """`end_of_stream` is a stream's last event; None where the API has no streams, or how they end is not known.

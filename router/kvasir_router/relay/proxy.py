@@ -30,8 +30,9 @@ _BUSY_SECONDS = (1.0, 30.0)
 """What is believed of a Retry-After: the least, which holds without one too, and the most."""
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
 """Proves to an engine that tenant and journal come from its own router."""
+TENANT_HEADER = "x-kvasir-tenant"
 _REQUEST_ID = b"x-request-id"
-_TENANT = b"x-kvasir-tenant"
+_TENANT = TENANT_HEADER.encode()
 _ROUTER_SECRET = ROUTER_SECRET_HEADER.encode()
 _RESUMABLE = RESUMABLE_HEADER.encode()
 _JOURNAL_AT = JOURNAL_HEADER.encode()

@@ -32,6 +32,7 @@ from kvasir_runtime.server.protocol import (
     CHAT_EXTRAS,
     MAX_MESSAGES,
     ChatCompletionRequest,
+    KvTransferFields,
     Temperature,
     TopP,
     Whole,
@@ -76,6 +77,9 @@ class ResponsesRequest(LenientBody):
     store: bool | None = None
     stream: bool | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    """Goes before it: what routers write for a prefill that another engine goes on from."""
+    kv_transfer_params: KvTransferFields | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     text: TextOptions | None = None
@@ -99,8 +103,9 @@ class ResponsesRequest(LenientBody):
 
     @property
     def is_kept(self) -> bool:
-        """As OpenAI has it, unless the client says otherwise."""
-        return self.store is not False
+        """As OpenAI has it, unless the client says otherwise; by the engine that answers."""
+        transfer = self.kv_transfer_params
+        return self.store is not False and (transfer is None or not transfer.do_remote_decode)
 
     def to_chat(self, items: Sequence[Item], num_earlier: int) -> "ResponsesChat":
         """`items`: the whole conversation. Raises InvalidRequestError."""
@@ -113,7 +118,8 @@ class ResponsesRequest(LenientBody):
                 "messages": translated(partial(chat_messages, self.instructions, items, num_earlier)),
                 "tools": translated(lambda: [chat_tool(tool) for tool in offered]),
                 **translated(partial(tool_choice, self.tool_choice, offered)),
-                "max_tokens": self.max_output_tokens,
+                "max_tokens": self.max_tokens or self.max_output_tokens,
+                "kv_transfer_params": self.kv_transfer_params,
                 "response_format": self._response_format(),
                 "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
                 **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")},

@@ -2,11 +2,11 @@
 tell of them. At most one item is open.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
-from kvasir_chat.open_responses import CUSTOM_INPUT, OfferedTool
+from kvasir_chat.open_responses import OfferedTool
+from kvasir_runtime.server.custom_input import CustomInput
 from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
 
 Json = dict[str, Any]
@@ -16,7 +16,8 @@ Told = tuple[str, Json]
 
 
 class OpenItem(Protocol):
-    kind: str
+    @property
+    def kind(self) -> str: ...
 
     def begin(self) -> Iterator[Told]: ...
 
@@ -65,52 +66,56 @@ class TextItem:
 
 
 class CallItem:
-    """A call of a function, or of a custom tool, whose input is a text."""
+    """A call of a function."""
+
+    kind = "call"
 
     def __init__(self, tool: OfferedTool, call_id: str, item_id: str, output_index: int) -> None:
-        self.kind = "call"
-        self._is_custom = tool.kind == "custom"
+        self._output_index = output_index
         self._place = {"item_id": item_id, "output_index": output_index}
-        self._arguments = ""
-        self._shown = ""
-        self._item: Json = {"id": item_id, "type": "custom_tool_call" if self._is_custom else "function_call"}
-        self._item |= {"call_id": call_id, "name": tool.name}
+        self._texts: list[str] = []
+        self._called: Json = {"id": item_id, "call_id": call_id, "name": tool.name}
         if tool.namespace is not None:
-            self._item["namespace"] = tool.namespace
+            self._called["namespace"] = tool.namespace
 
     def begin(self) -> Iterator[Told]:
-        item = self.item("in_progress")
-        yield "response.output_item.added", {"output_index": self._place["output_index"], "item": item}
+        yield "response.output_item.added", {"output_index": self._output_index, "item": self.item("in_progress")}
 
     def add(self, text: str) -> Iterator[Told]:
-        self._arguments += text
-        if not self._is_custom:
-            self._shown = self._arguments
-            yield "response.function_call_arguments.delta", {**self._place, "delta": text}
+        self._texts.append(text)
+        yield "response.function_call_arguments.delta", {**self._place, "delta": text}
 
     def end(self, status: Status) -> Iterator[Told]:
-        if self._is_custom:
-            self._shown = _custom_input(self._arguments)
-            yield "response.custom_tool_call_input.delta", {**self._place, "delta": self._shown}
-            yield "response.custom_tool_call_input.done", {**self._place, "input": self._shown}
-        else:
-            fields = {**self._place, "arguments": self._shown, "name": self._item["name"]}
-            yield "response.function_call_arguments.done", fields
-        item = self.item(status)
-        yield "response.output_item.done", {"output_index": self._place["output_index"], "item": item}
+        told = {"arguments": "".join(self._texts), "name": self._called["name"]}
+        yield "response.function_call_arguments.done", {**self._place, **told}
+        yield "response.output_item.done", {"output_index": self._output_index, "item": self.item(status)}
 
     def item(self, status: Status) -> Json:
-        return self._item | {"input" if self._is_custom else "arguments": self._shown, "status": status}
+        return {"type": "function_call", "status": status, **self._called, "arguments": "".join(self._texts)}
 
 
-def _custom_input(arguments: str) -> str:
-    """What the model wrote, where it is not the object that was asked for."""
-    try:
-        given = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
-    return text if isinstance(text, str) else arguments
+class CustomCallItem(CallItem):
+    """A call of a custom tool, whose input is a text."""
+
+    def __init__(self, tool: OfferedTool, call_id: str, item_id: str, output_index: int) -> None:
+        super().__init__(tool, call_id, item_id, output_index)
+        self._input = CustomInput()
+
+    def add(self, text: str) -> Iterator[Told]:
+        yield from self._add_input(self._input.feed(text))
+
+    def end(self, status: Status) -> Iterator[Told]:
+        yield from self._add_input(self._input.finish())
+        yield "response.custom_tool_call_input.done", {**self._place, "input": "".join(self._texts)}
+        yield "response.output_item.done", {"output_index": self._output_index, "item": self.item(status)}
+
+    def item(self, status: Status) -> Json:
+        return {"type": "custom_tool_call", "status": status, **self._called, "input": "".join(self._texts)}
+
+    def _add_input(self, text: str) -> Iterator[Told]:
+        if text:
+            self._texts.append(text)
+            yield "response.custom_tool_call_input.delta", {**self._place, "delta": text}
 
 
 class OutputItems:
@@ -143,8 +148,8 @@ class OutputItems:
             case CallBegun(name=name, call_id=call_id):
                 yield from self.close("completed")
                 tool = self._tools.get(name) or OfferedTool("function", name, None, {}, "tools")
-                prefix = "ctc" if tool.kind == "custom" else "fc"
-                yield from self._begin(CallItem(tool, call_id or "", self._item_id(prefix), len(self._done)))
+                kind, prefix = (CustomCallItem, "ctc") if tool.kind == "custom" else (CallItem, "fc")
+                yield from self._begin(kind(tool, call_id or "", self._item_id(prefix), len(self._done)))
             case Arguments(text=text) if text and self._open is not None:
                 self._num_chars += len(text)
                 yield from self._open.add(text)

@@ -38,6 +38,42 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
         assert prompt in (expected or {prompt}), (talk, options)
 
 
+QWEN = (  # as some of them check it
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
+    "{{ raise_exception('take turns') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+SILENT = (
+    "{% for m in messages %}{% if loop.first or m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "expected"),
+    [
+        (QWEN, "ssu", "<system>0\n1<user>2"),
+        (QWEN, "sdu", "<system>0\n1<user>2"),
+        (QWEN, "us", "<user>0\n1"),
+        (QWEN, "susau", "<system>0<user>1\n2<assistant>3<user>4"),
+        (QWEN, "uas", "<user>0<assistant>1<user>2"),
+        (QWEN, "usu", "<user>0\n1\n2"),
+        (ALTERNATING, "usau", "<user>0\n1<assistant>2<user>3"),
+        (SILENT, "ssus", "<system>0\n1<user>2\n3"),
+        (TEMPLATES["chatml"], "ssus", None),
+    ],
+)
+def test_system_messages_stand_where_the_template_takes_them(source: str, roles: str, expected: str | None) -> None:
+    names = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": str(index)} for index, role in enumerate(roles)]
+    if expected is None:  # as they are
+        expected = HF.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=False)
+    assert render(source, messages, add_generation_prompt=False) == expected
+
+
 def prompt_or_none(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str | None:
     try:
         return template.render(messages, **options)

@@ -375,7 +375,7 @@ def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
     for event in events:
         event.pop("sequence_number", None)
         if isinstance(response := event.get("response"), dict):
-            response["completed_at"] = None
+            response["completed_at"] = response["created_at"] = None
         if event["type"].endswith(".delta"):
             texts[event["item_id"]] = texts.get(event["item_id"], "") + event["delta"]
         else:
