@@ -62,7 +62,7 @@ LLAMA3_JSON: Final = CallFormat(
     shown_by=(('"parameters": dictionary of argument name',),),
 )
 PYTHONIC: Final = CallFormat(
-    (NamedCall(Values(PYTHON, KEYWORDS), until=("(",)), JsonCall("parameters")),
+    (NamedCall(Values(PYTHON, KEYWORDS)), JsonCall("parameters")),
     section_opened=("<|python_start|>",),
     section_closed=("<|python_end|>",),
     between=";",
@@ -159,7 +159,6 @@ GEMMA4: Final = CallFormat(
         NamedCall(
             Values(_gemma_literals('<|"|>'), OBJECT),
             before=("call:", ":", ""),
-            until=("{",),
         ),
     ),
     opened=("<|tool_call>",),
@@ -171,7 +170,6 @@ FUNCTION_GEMMA: Final = CallFormat(
         NamedCall(
             Values(_gemma_literals("<escape>"), OBJECT),
             before=("call:", ""),
-            until=("{",),
         ),
     ),
     opened=("<start_function_call>",),

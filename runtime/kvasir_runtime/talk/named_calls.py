@@ -74,7 +74,10 @@ class NamedCallReader:
             if (yield from self._scanner.take_mark(after)) is None:
                 return False
         yield from self._scanner.take_while(WHITE_SPACE)
-        return not self._call.until or (yield from self._scanner.at(marks_of(*self._call.until))) is not None
+        until = self._call.until
+        if isinstance(self._call.arguments, Values) and self._call.arguments.within is not None:
+            until = (self._call.arguments.within.opened,)
+        return not until or (yield from self._scanner.at(marks_of(*until))) is not None
 
     # Arguments that are one value.
 
