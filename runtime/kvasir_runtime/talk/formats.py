@@ -149,15 +149,16 @@ GLM: Final = CallFormat(
 )
 
 
-def _gemma_literals(quote: str) -> Literals:
+def _gemma_values(quote: str) -> Values:
     words = {"None": "null", **JSON.words}
-    return Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+    literals = Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+    return Values(literals, OBJECT, are_keys_sorted=True)
 
 
 GEMMA4: Final = CallFormat(
     (
         NamedCall(
-            Values(_gemma_literals('<|"|>'), OBJECT),
+            _gemma_values('<|"|>'),
             before=("call:", ":", ""),
         ),
     ),
@@ -168,7 +169,7 @@ GEMMA4: Final = CallFormat(
 FUNCTION_GEMMA: Final = CallFormat(
     (
         NamedCall(
-            Values(_gemma_literals("<escape>"), OBJECT),
+            _gemma_values("<escape>"),
             before=("call:", ""),
         ),
     ),

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.talk.format import CallFormat, Channels, JsonCall, NamedCall, Parameters, Values
 from kvasir_runtime.talk.lark import LarkGrammar, escaped_regex, not_having, one_of
-from kvasir_runtime.talk.literals import KEYWORDS
+from kvasir_runtime.talk.literals import Brackets
 from kvasir_runtime.talk.literals_grammar import LiteralsGrammar
 from kvasir_runtime.talk.parameters_grammar import ParametersGrammar
 from kvasir_runtime.talk.schemas import ArgumentsSchema
@@ -79,10 +79,7 @@ class _CallsGrammar:
         return f"({called})* {text}" if self._is_parallel else f"{text} | {called}"
 
     def _textual_openings(self) -> list[str]:
-        befores = [mark for body in self._calls.bodies if isinstance(body, NamedCall) for mark in body.before if mark]
-        has_befores = self._calls.is_opened_optional or not self._calls.opened
-        marks = [*self._calls.section_opened, *self._calls.opened, *(befores if has_befores else ())]
-        return [mark for mark in marks if self._grammar.may_be_in_text(mark)]
+        return [mark for mark in self._calls.openings if self._grammar.may_be_in_text(mark)]
 
     def _text_that_is_no_bare_call(self) -> str:
         brackets = escaped_regex(self._calls.bare)
@@ -131,11 +128,11 @@ class _CallsGrammar:
 
     def _arguments(self, call: NamedCall, tool: CallableTool) -> str:
         match call.arguments:
-            case Values(within=None):
-                arguments = _json(self._grammar, tool)
-            case Values(literals, within):
+            case Values(within=Brackets() as within) as values:
                 schema = ArgumentsSchema(tool.parameters, is_strict=tool.is_strict)
-                arguments = LiteralsGrammar(self._grammar, literals, schema).rule(within or KEYWORDS)
+                arguments = LiteralsGrammar(self._grammar, values, schema).rule(within)
+            case Values():
+                arguments = _json(self._grammar, tool)
             case Parameters() as parameters:
                 schema = ArgumentsSchema(tool.parameters, is_strict=tool.is_strict)
                 written = ParametersGrammar(self._grammar, parameters, schema, call.closed).rule()
@@ -145,7 +142,11 @@ class _CallsGrammar:
 
 
 def _json(grammar: LarkGrammar, tool: CallableTool) -> str:
-    schema = ANY_ARGUMENTS if tool.parameters in (None, True) else tool.parameters
+    schema = tool.parameters
+    if schema is None or schema is True:
+        schema = ANY_ARGUMENTS
+    elif isinstance(schema, Mapping):
+        schema = {**ANY_ARGUMENTS, **schema}
     return grammar.json(schema, None if tool.is_strict else ANY_ARGUMENTS)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
 from kvasir_runtime.talk.lark import ANY_TEXT, LarkGrammar, escaped_regex, not_having, one_of
@@ -49,6 +50,13 @@ class ParametersGrammar:
         return " ".join(rules)
 
     def _parameter(self, name: str, schema: Any) -> str:
+        closings = [
+            *self._parameters.key_closed,
+            *self._parameters.string_key_closed,
+            *self._parameters.json_key_closed,
+        ]
+        if name != name.strip() or any(mark in name for mark in closings):
+            raise GrammarError(f"the property {name!r}: this model cannot write the name, since a mark would end it")
         schema = self._schema.referred(schema)
         types = self._schema.types_of(schema)
         is_text = not types or "string" in types

@@ -83,6 +83,9 @@ ODD: list[tuple[str, str | None, str | None, str, list[Event]]] = [
     ("an expression", "pythonic", None, "[weather(city=a + b)]", [
         CallBegun(0, "weather", None), Arguments(0, '{"city": a + b)]'),
     ]),
+    ("an answer in JSON that has a tool's name", "llama3_json", None, '{"name": "weather", "id": 3}', [
+        Content('{"name": "weather", "id": 3}'),
+    ]),
     ("an answer in JSON", "llama3_json", None, '{"name": "Oslo"}', [Content('{"name": "Oslo"}')]),
     ("parameters not closed", "qwen3_coder", None, "<function=weather>\n<parameter=city>\nOslo\n</parameter>", [
         CallBegun(0, "weather", None), Arguments(0, '{"city": "Oslo"}'), CallEnded(0),
