@@ -11,11 +11,20 @@ from kvasir_runtime.talk.scanner import WHITE_SPACE, Marks, Reading, Scanner, Wr
 
 
 class CallReader:
-    def __init__(self, scanner: Scanner, events: EventWriter, calls: CallFormat, tools: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        scanner: Scanner,
+        events: EventWriter,
+        calls: CallFormat,
+        tools: Mapping[str, Any],
+        *,
+        is_held: bool,
+    ) -> None:
         self._scanner = scanner
         self._events = events
         self._calls = calls
         self._tools = tools
+        self._is_held = is_held
         self._names = Marks(tools)
         self._is_in_section = False
         self._openings = calls.openings
@@ -114,7 +123,7 @@ class CallReader:
                     ).read()
                 case NamedCall():
                     reading = NamedCallReader(
-                        self._scanner, self._events, self._names, self._ends, body, self._tools
+                        self._scanner, self._events, self._names, self._ends, body, self._tools, is_held=self._is_held
                     ).read()
             if (yield from reading):
                 if isinstance(body, NamedCall):

@@ -43,7 +43,8 @@ def calls_grammar(
     special_ids: Mapping[str, int],
 ) -> str:
     """Of answers that call some of these tools: at once where it is required, else after any text, or not at all.
-    `special_ids`: tokens that no text has, by their spelling. Raises GrammarError, which names the tool."""
+    `special_ids`: tokens that no text has, by their spelling. What follows it is read by a parser that knows so
+    (`is_held`). Raises GrammarError, which names the tool."""
     grammar = LarkGrammar(special_ids)
     if isinstance(calls, Channels):
         return grammar.written(_messages(grammar, calls, tools, is_required=is_required))
@@ -135,7 +136,7 @@ class _CallsGrammar:
                 arguments = _json(self._grammar, tool)
             case Parameters() as parameters:
                 schema = ArgumentsSchema(tool.parameters, is_strict=tool.is_strict)
-                written = ParametersGrammar(self._grammar, parameters, schema, call.closed).rule()
+                written = ParametersGrammar(self._grammar, parameters, schema).rule()
                 arguments = f"{self._grammar.space()} {written}"
         closed = f"{self._grammar.space()} {self._grammar.text(call.closed[0])}" if call.closed else ""
         return f"{arguments} {closed}"

@@ -1,4 +1,4 @@
-"""Grammars of parameters between marks: values without quotes, so no value has what would be taken for its end."""
+"""Grammars of parameters between marks: values without quotes, which end where their mark first stands."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, Final
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
-from kvasir_runtime.talk.lark import ANY_TEXT, LarkGrammar, escaped_regex, not_having, one_of
+from kvasir_runtime.talk.lark import ANY_TEXT, LarkGrammar, escaped_regex, one_of
 from kvasir_runtime.talk.schemas import ArgumentsSchema, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
@@ -19,22 +19,15 @@ _TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength")
 
 
 class ParametersGrammar:
-    """Of one tool. `call_closed`: marks at the call's end."""
+    """Of one tool."""
 
-    def __init__(
-        self,
-        grammar: LarkGrammar,
-        parameters: Parameters,
-        schema: ArgumentsSchema,
-        call_closed: Sequence[str],
-    ) -> None:
+    def __init__(self, grammar: LarkGrammar, parameters: Parameters, schema: ArgumentsSchema) -> None:
         self._grammar = grammar
         self._parameters = parameters
         self._schema = schema
         self._properties = named_properties(schema.top)
         self._newline = "\n" if parameters.has_newlines else ""
         self._end = self._newline + parameters.value_closed[0]
-        self._misleading = self._mistaken_for_ends(call_closed)
 
     def rule(self) -> str:
         """Properties stand in their order. Raises GrammarError."""
@@ -76,7 +69,7 @@ class ParametersGrammar:
         return " ".join([*parts, self._grammar.text(self._newline)])
 
     def _text(self, matching: Sequence[str] = ()) -> str:
-        return self._grammar.text_until(self._end, without=self._misleading, matching=matching)
+        return self._grammar.text_until(self._end, matching=matching)
 
     def _json(self, schema: Any) -> str:
         types = self._schema.types_of(schema)
@@ -87,12 +80,6 @@ class ParametersGrammar:
         if not words or (isinstance(schema, Mapping) and CHECKED & schema.keys() - {"type", "anyOf", "oneOf"}):
             return written
         return self._grammar.rule(one_of([written, *map(self._grammar.text, words)]))
-
-    def _mistaken_for_ends(self, call_closed: Sequence[str]) -> list[str]:
-        """Regular expressions, simple ones: of others each token costs too much."""
-        marks = filter(self._grammar.may_be_in_text, [*self._parameters.key_opened, *call_closed])
-        closings = filter(self._grammar.may_be_in_text, self._parameters.value_closed if self._newline else ())
-        return [*not_having(list(marks)), *(r"[^\n]" + escaped_regex(mark) for mark in closings)]
 
     def _matching(self, schema: Any, types: frozenset[str], place: str) -> list[str]:
         """Regular expressions of all that the text may be."""

@@ -153,7 +153,7 @@ def texts_in(described: Any) -> Iterator[str]:
 
 
 def read(name: str, text: str) -> list[Event]:
-    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False)
+    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False, is_held=True)
     return joined([*parser.feed(text), *parser.finish(is_cut=False)])
 
 
