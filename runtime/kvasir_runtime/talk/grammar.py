@@ -85,7 +85,7 @@ class _CallsGrammar:
     def _text_that_is_no_bare_call(self) -> str:
         brackets = escaped_regex(self._calls.bare)
         others = not_having(self._textual_openings())
-        return self._grammar.text_without(others, matching=[rf"(?:[^{brackets}\s](?s:.*))?"])
+        return self._grammar.text_without(others, matching=rf"(?:[^{brackets}\s](?s:.*))?")
 
     def _behind_first_mark(self, body: str) -> str:
         """Calls, from behind the first mark on."""

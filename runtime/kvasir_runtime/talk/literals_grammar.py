@@ -10,7 +10,7 @@ from kvasir_runtime.structured.negation import NotExpressibleError, are_disjoint
 from kvasir_runtime.talk.format import Values
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
-from kvasir_runtime.talk.parameters_grammar import KEY, text_regexes
+from kvasir_runtime.talk.parameters_grammar import KEY, text_rule
 from kvasir_runtime.talk.schemas import OBJECT_KEYWORDS, ArgumentsSchema, named_properties, required_of
 
 MAX_DEPTH: Final = 64
@@ -93,7 +93,7 @@ class LiteralsGrammar:
                 return self._object(schema, OBJECT, place, depth)
             case "string" if self._literals.raw_quotes:
                 quote = self._literals.raw_quotes[0]
-                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, matching=text_regexes(schema))}"
+                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=text_rule(schema))}"
         known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
         written = self._grammar.json(known)
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
