@@ -153,7 +153,7 @@ def texts_in(described: Any) -> Iterator[str]:
 
 
 def read(name: str, text: str) -> list[Event]:
-    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False)
+    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False, is_held=True)
     return joined([*parser.feed(text), *parser.finish(is_cut=False)])
 
 
@@ -243,6 +243,33 @@ def test_a_grammar_takes_what_models_write_of_themselves(name: str, text: str) -
         assert model.num_chars_taken(grammar, text) == len(text)
         other = text.replace("city", "town").replace("now", "then")
         assert model.num_chars_taken(grammar, other) < len(other)
+
+
+def test_properties_stand_in_the_order_that_the_model_has_learnt() -> None:
+    tools = strict(town={"type": "string"}, Area={"type": "integer"})
+    for name, text in (
+        ("gemma4", '<|tool_call>call:weather{Area:1,town:<|"|>Oslo<|"|>}<tool_call|>'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"town": "Oslo", "Area": 1}}</tool_call>'),
+    ):
+        model = Model(SPECIAL.get(name, ()), name)
+        grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids)
+        assert model.num_chars_taken(grammar, text) == len(text)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic", "hermes", "qwen3_coder"])
+def test_odd_names_of_properties_can_be_read(name: str) -> None:
+    schema = {"type": "object", "properties": {"a b": {"type": "integer"}, 'c"d': {"type": "integer"}}}
+    tools = [CallableTool("weather", schema | {"required": ["a b", 'c"d']}, is_strict=True)]
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=False, special_ids=model.ids)
+    (arguments,) = [event for event in read(name, model.write(grammar, 1)) if isinstance(event, Arguments)]
+    assert set(json.loads(arguments.text)) == {"a b", 'c"d'}
+
+
+def test_a_name_that_marks_would_cut_is_refused() -> None:
+    tools = [CallableTool("weather", {"properties": {"a>b": {}}}, is_strict=False)]
+    with pytest.raises(GrammarError, match="'a>b'"):
+        calls_grammar(FORMATS["qwen3_coder"], tools, is_required=True, is_parallel=True, special_ids={})
 
 
 def strict(**properties: Any) -> list[CallableTool]:
