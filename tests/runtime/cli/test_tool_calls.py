@@ -1,12 +1,15 @@
 """A model that was trained to call tools, asked through OpenAI's client as an agent does it."""
 
 import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tests.docs.commands import Command, documented
 from tests.runtime.cli.conftest import Server, running_servers
 
 MODEL = Path(__file__).parents[3] / "examples/models/kvasir-caller"
@@ -52,6 +55,14 @@ def ask(client: openai.OpenAI, *messages: Any, **options: Any) -> Any:
 def calls_of(choice: Any) -> list[tuple[str, Any]]:
     calls = choice.message.tool_calls or []
     return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize("command", documented("curl http://127.0.0.1:8000/"), ids=str)
+def test_the_documented_question_is_answered_with_a_call(server: Server, command: Command) -> None:
+    typed = shlex.split(command.text.replace("http://127.0.0.1:8000", server.url))
+    done = subprocess.run([*typed, "--silent"], capture_output=True, text=True, timeout=60, check=True)
+    [choice] = json.loads(done.stdout)["choices"]
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"city": "Paris"}']
 
 
 def test_an_agent_asks_calls_and_gets_its_answer(client: openai.OpenAI) -> None:
