@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import llguidance
+from llguidance import LLMatcher
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import json_schema_grammar
@@ -95,12 +95,12 @@ class LarkGrammar:
         mark = escaped_regex(end)
         if rule is None:
             return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
+        ended = [f"/(?:{regex}){mark}/" for regex in rule.regexes()]
         if rule.pattern is not None:
-            texts = [f"/{regex}/" for regex in rule.regexes()]
-            return f"{self.terminal(*texts, *_exclusions([mark]))} {self.text(end)}"
-        fewest = rule.min_length
+            return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
+        fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
         earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}{ANY_TEXT}/"] if fewest else []
-        return self.rule(self.terminal(f"/{rule.regexes()[0]}{mark}/", *earlier), "[lazy]")
+        return self.rule(self.terminal(*ended, *earlier), "[lazy]")
 
     def text_without(self, without: Iterable[str], matching: str = ANY_TEXT) -> str:
         return self.terminal(f"/{matching}/", *_exclusions(without))
@@ -109,7 +109,7 @@ class LarkGrammar:
         """JSON that follows the schema; where it cannot be promised, the fallback. Raises GrammarError."""
         try:
             written = json_schema_grammar(schema)
-            if fallback is not None and llguidance.LLMatcher.validate_grammar(written):
+            if fallback is not None and LLMatcher.validate_grammar(written):
                 written = json_schema_grammar(fallback)
         except GrammarError:
             if fallback is None:
@@ -129,6 +129,12 @@ class LarkGrammar:
         lark = "\n".join([f"start: {start}", *self._rules])
         parts = [{"name": "calls", "lark_grammar": lark}, *self._schemas]
         return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def fault_of_regex(pattern: str) -> str:
+    """Why it is none that llguidance knows; empty: it is one."""
+    within = LLMatcher.grammar_from_lark(f"start: /x(?:{_whole(pattern)})x/")  # no anchor is left
+    return str(LLMatcher.validate_grammar(within)).strip()
 
 
 def one_of(alternatives: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from kvasir_runtime.structured.negation import NotExpressibleError, are_disjoint
 from kvasir_runtime.talk.format import Values
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
-from kvasir_runtime.talk.parameters_grammar import KEY, text_rule
+from kvasir_runtime.talk.parameters_grammar import KEY
 from kvasir_runtime.talk.schemas import OBJECT_KEYWORDS, ArgumentsSchema, named_properties, required_of
 
 MAX_DEPTH: Final = 64
@@ -67,8 +67,13 @@ class LiteralsGrammar:
                 here = f"{place}/{keyword}"
                 return [self._value(branch, f"{here}/{n}", depth + 1) for n, branch in enumerate(branches)]
         types = sorted(self._schema.types_of(schema)) or list(ALL_TYPES)
-        self._schema.check(schema, [name for each in types for name in _KEYWORDS.get(each, ())], place)
+        self._schema.check(schema, [name for each in types for name in self._keywords(each)], place)
         return [self._of_type(each, schema, place, depth) for each in types]
+
+    def _keywords(self, name: str) -> Sequence[str]:
+        """That are known beside a type."""
+        has_quotes = name == "string" and not self._literals.raw_quotes
+        return (*_KEYWORDS[name], "format") if has_quotes else _KEYWORDS.get(name, ())
 
     def _check_branches(self, keyword: str, branches: Sequence[Any], place: str) -> None:
         if keyword != "oneOf" or not self._schema.is_strict:
@@ -93,9 +98,10 @@ class LiteralsGrammar:
                 return self._object(schema, OBJECT, place, depth)
             case "string" if self._literals.raw_quotes:
                 quote = self._literals.raw_quotes[0]
-                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=text_rule(schema))}"
-        known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
-        written = self._grammar.json(known)
+                rule = self._schema.text_rule(schema, place)
+                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
+        known = {keyword: schema[keyword] for keyword in self._keywords(name) if keyword in schema} | {"type": name}
+        written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])
         return written
@@ -172,14 +178,14 @@ class LiteralsGrammar:
         """In their order, with commas between those that are there."""
         first = after = ""
         for member, is_required in reversed(members):
-            following = f"{self._comma()} {member} {after}"
-            first = (
-                f"{member} {after}" if is_required else f"(({member} {after}) | {first})" if first else f"({member})?"
-            )
+            alone, behind_others = f"{member} {after}", f"{self._comma()} {member} {after}"
             if is_required:
-                after = self._grammar.rule(following)
+                first, after = self._grammar.rule(alone), self._grammar.rule(behind_others)
+            elif first:
+                first = self._grammar.rule(one_of([alone, first]))
+                after = self._grammar.rule(one_of([behind_others, after]))
             else:
-                after = self._grammar.rule(one_of([following, after])) if after else f"({following})?"
+                first, after = f"({alone})?", f"({behind_others})?"
         return first
 
     def _any_value(self) -> str:

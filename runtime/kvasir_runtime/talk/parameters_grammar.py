@@ -77,7 +77,7 @@ class ParametersGrammar:
             self._check_types_alone(schema, place)
             return self._grammar.text_until(self._end)
         self._schema.check(string, _TEXT_KEYWORDS, place)
-        rule = text_rule(string)
+        rule = self._schema.text_rule(string, place)
         if rule is not None and rule.pattern is not None and rule.regexes()[1:] and self._is_end_text:
             if self._schema.is_strict:
                 raise UnsupportedKeywordError("pattern", place, "beside a length it takes too much work at every token")
@@ -130,13 +130,3 @@ class ParametersGrammar:
             branches = schema.get(keyword) if isinstance(schema, Mapping) else None
             for number, branch in enumerate(branches if isinstance(branches, list) else ()):
                 self._check_types_alone(branch, f"{place}/{keyword}/{number}")
-
-
-def text_rule(schema: Any) -> TextRule | None:
-    """Of a string's schema. None: any text."""
-    if not isinstance(schema, Mapping):
-        return None
-    shortest, longest, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
-    if not isinstance(shortest, int) or not isinstance(longest, int | None) or not isinstance(pattern, str | None):
-        raise GrammarError("minLength and maxLength are integers, and a pattern is a text")
-    return TextRule(shortest, longest, pattern) if shortest or longest is not None or pattern is not None else None
