@@ -30,7 +30,7 @@ from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
-from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, decode_step, prefill_step, run
+from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, RANDOM, decode_step, prefill_step, run
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import Linear
@@ -264,4 +264,5 @@ def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> Non
         run(runner, decode_step(2, 0, length, GREEDY, DEMANDING))
     long = min(2 * SPLIT_UNIT_KEYS, limits.max_model_len)
     for drafts in (0, min(num_drafts, long - 1)):
-        run(runner, decode_step(1, drafts, long, ADJUSTED))
+        for sampling in (ADJUSTED, RANDOM):
+            run(runner, decode_step(1, drafts, long, sampling))

@@ -82,7 +82,8 @@ def load(folder: Any) -> Callable[..., Worker]:
         scripted = proposer if isinstance(proposer, ScriptedProposer) else None
         return load_worker(
             ModelConfig(model=str(folder), device=device),
-            CacheConfig(block_size=BLOCK_SIZE),
+            # Others test beside it on one GPU, which they must not fill.
+            CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=64 if device == "cuda" else None),
             execution,
             SchedulerConfig(max_num_seqs=4),
             proposer_of(execution) if scripted is None else lambda *placed: scripted,

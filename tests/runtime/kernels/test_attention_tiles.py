@@ -26,6 +26,12 @@ def test_keys_are_cut_into_units_and_no_more_splits_than_allowed(num_keys: int, 
     assert Splits(max_splits=4).count(num_keys) == count
 
 
+@pytest.mark.parametrize(("num_keys", "count", "most"), [(900, 8, 8), (1024, 8, 8), (1025, 5, 8), (4096, 16, 16)])
+def test_units_of_longer_sequences_are_twice_as_long(num_keys: int, count: int, most: int) -> None:
+    splits = Splits(max_splits=32)
+    assert (splits.count(num_keys), splits.most(num_keys)) == (count, most)
+
+
 @pytest.mark.parametrize(("num_kv_heads", "max_splits"), [(1, 64), (4, 64), (8, 32), (32, 8), (128, 4)])
 def test_a_single_long_decode_fills_the_device(num_kv_heads: int, max_splits: int) -> None:
     assert splits_for(num_kv_heads, H200_SMS).max_splits == max_splits
