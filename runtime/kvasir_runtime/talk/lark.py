@@ -24,14 +24,24 @@ class TextRule:
     min_length: int = 0
     max_length: int | None = None
     pattern: str | None = None
-    """A regular expression, of JSON Schema: it is found somewhere."""
+    """A regular expression of JSON Schema: it is found somewhere."""
+    whole: str | None = None
+    """A regular expression of the whole."""
+
+    @property
+    def has_length(self) -> bool:
+        return bool(self.min_length) or self.max_length is not None
+
+    @property
+    def has_regex(self) -> bool:
+        return self.pattern is not None or self.whole is not None
 
     def regexes(self) -> list[str]:
         """Of the whole text, as Lark has them."""
         longest = "" if self.max_length is None else self.max_length
-        found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.min_length or self.max_length is not None else []
-        if self.pattern is not None:
-            found.append(_whole(self.pattern))
+        found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.has_length else []
+        found += [] if self.pattern is None else [_whole(self.pattern)]
+        found += [] if self.whole is None else [self.whole]
         return found or [ANY_TEXT]
 
 
@@ -96,7 +106,7 @@ class LarkGrammar:
         if rule is None:
             return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
         ended = [f"/(?:{regex}){mark}/" for regex in rule.regexes()]
-        if rule.pattern is not None:
+        if rule.has_regex:
             return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
         fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
         earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}{ANY_TEXT}/"] if fewest else []

@@ -17,7 +17,7 @@ MAX_DEPTH: Final = 64
 _SINGLE_QUOTED: Final = r"/'([^'\\\x00-\x1f]|\\[\\'nt])*'/"
 ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
-    "string": ("type", "pattern", "minLength", "maxLength"),
+    "string": ("type", "pattern", "minLength", "maxLength", "format"),
     "integer": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "number": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "boolean": ("type",),
@@ -67,13 +67,8 @@ class LiteralsGrammar:
                 here = f"{place}/{keyword}"
                 return [self._value(branch, f"{here}/{n}", depth + 1) for n, branch in enumerate(branches)]
         types = sorted(self._schema.types_of(schema)) or list(ALL_TYPES)
-        self._schema.check(schema, [name for each in types for name in self._keywords(each)], place)
+        self._schema.check(schema, [name for each in types for name in _KEYWORDS.get(each, ())], place)
         return [self._of_type(each, schema, place, depth) for each in types]
-
-    def _keywords(self, name: str) -> Sequence[str]:
-        """That are known beside a type."""
-        has_quotes = name == "string" and not self._literals.raw_quotes
-        return (*_KEYWORDS[name], "format") if has_quotes else _KEYWORDS.get(name, ())
 
     def _check_branches(self, keyword: str, branches: Sequence[Any], place: str) -> None:
         if keyword != "oneOf" or not self._schema.is_strict:
@@ -100,7 +95,7 @@ class LiteralsGrammar:
                 quote = self._literals.raw_quotes[0]
                 rule = self._schema.text_rule(schema, place)
                 return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
-        known = {keyword: schema[keyword] for keyword in self._keywords(name) if keyword in schema} | {"type": name}
+        known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
         written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
-from kvasir_runtime.talk.lark import LarkGrammar, TextRule, one_of
+from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.schemas import ArgumentsSchema, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _PYTHON_WORDS: Final = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
-_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength")
+_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength", "format")
 
 
 class ParametersGrammar:
@@ -78,10 +79,11 @@ class ParametersGrammar:
             return self._grammar.text_until(self._end)
         self._schema.check(string, _TEXT_KEYWORDS, place)
         rule = self._schema.text_rule(string, place)
-        if rule is not None and rule.pattern is not None and rule.regexes()[1:] and self._is_end_text:
+        if rule is not None and rule.has_length and rule.has_regex and self._is_end_text:
             if self._schema.is_strict:
-                raise UnsupportedKeywordError("pattern", place, "beside a length it takes too much work at every token")
-            rule = TextRule(pattern=rule.pattern)
+                keyword = "pattern" if rule.pattern is not None else "format"
+                raise UnsupportedKeywordError(keyword, place, "beside a length it takes too much work at every token")
+            rule = replace(rule, min_length=0, max_length=None)
         text = self._grammar.text_until(self._end, rule=rule)
         return self._grammar.rule(one_of([text, self._grammar.text("null" + self._end)])) if "null" in types else text
 

@@ -7,6 +7,7 @@ from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED, FORMATS
 from kvasir_runtime.talk.lark import TextRule, fault_of_regex
+from kvasir_runtime.talk.text_formats import REGEXES
 
 MAX_REFS: Final = 32
 OBJECT_KEYWORDS: Final = ("type", "properties", "required", "additionalProperties")
@@ -122,7 +123,8 @@ class ArgumentsSchema:
             if self.is_strict:
                 raise UnsupportedKeywordError("pattern", place, fault)
             pattern = None
-        return TextRule(shortest, longest, pattern) if shortest or longest is not None or pattern is not None else None
+        rule = TextRule(shortest, longest, pattern, REGEXES.get(schema.get("format", "")))
+        return rule if rule.has_length or rule.has_regex else None
 
 
 def named_properties(schema: Any) -> dict[str, Any]:

@@ -320,7 +320,7 @@ def strict(**properties: Any) -> list[CallableTool]:
     [
         ("hermes", {"type": "array", "uniqueItems": True}, "'weather': 'uniqueItems' at /properties/p"),
         ("qwen3_coder", {"type": "array", "uniqueItems": True}, "'weather': 'uniqueItems' at the top"),
-        ("qwen3_coder", {"type": "string", "format": "date"}, "'format' at /properties/p"),
+        ("qwen3_coder", {"type": "string", "format": "date", "maxLength": 9}, "'format' at /properties/p"),
         ("qwen3_coder", {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}, "'minimum' at /prop"),
         ("glm45", {"type": "string", "pattern": "^$|^a"}, "'pattern' at /properties/p"),
         ("gemma4", {"type": "object", "patternProperties": {}}, "'patternProperties' at /properties/p"),
