@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import llguidance
+from llguidance import LLMatcher
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import json_schema_grammar
@@ -24,14 +24,24 @@ class TextRule:
     min_length: int = 0
     max_length: int | None = None
     pattern: str | None = None
-    """A regular expression, of JSON Schema: it is found somewhere."""
+    """A regular expression of JSON Schema: it is found somewhere."""
+    whole: str | None = None
+    """A regular expression of the whole."""
+
+    @property
+    def has_length(self) -> bool:
+        return bool(self.min_length) or self.max_length is not None
+
+    @property
+    def has_regex(self) -> bool:
+        return self.pattern is not None or self.whole is not None
 
     def regexes(self) -> list[str]:
         """Of the whole text, as Lark has them."""
         longest = "" if self.max_length is None else self.max_length
-        found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.min_length or self.max_length is not None else []
-        if self.pattern is not None:
-            found.append(_whole(self.pattern))
+        found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.has_length else []
+        found += [] if self.pattern is None else [_whole(self.pattern)]
+        found += [] if self.whole is None else [self.whole]
         return found or [ANY_TEXT]
 
 
@@ -95,12 +105,12 @@ class LarkGrammar:
         mark = escaped_regex(end)
         if rule is None:
             return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
-        if rule.pattern is not None:
-            texts = [f"/{regex}/" for regex in rule.regexes()]
-            return f"{self.terminal(*texts, *_exclusions([mark]))} {self.text(end)}"
-        fewest = rule.min_length
+        ended = [f"/(?:{regex}){mark}/" for regex in rule.regexes()]
+        if rule.has_regex:
+            return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
+        fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
         earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}{ANY_TEXT}/"] if fewest else []
-        return self.rule(self.terminal(f"/{rule.regexes()[0]}{mark}/", *earlier), "[lazy]")
+        return self.rule(self.terminal(*ended, *earlier), "[lazy]")
 
     def text_without(self, without: Iterable[str], matching: str = ANY_TEXT) -> str:
         return self.terminal(f"/{matching}/", *_exclusions(without))
@@ -109,7 +119,7 @@ class LarkGrammar:
         """JSON that follows the schema; where it cannot be promised, the fallback. Raises GrammarError."""
         try:
             written = json_schema_grammar(schema)
-            if fallback is not None and llguidance.LLMatcher.validate_grammar(written):
+            if fallback is not None and LLMatcher.validate_grammar(written):
                 written = json_schema_grammar(fallback)
         except GrammarError:
             if fallback is None:
@@ -129,6 +139,12 @@ class LarkGrammar:
         lark = "\n".join([f"start: {start}", *self._rules])
         parts = [{"name": "calls", "lark_grammar": lark}, *self._schemas]
         return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def fault_of_regex(pattern: str) -> str:
+    """Why it is none that llguidance knows; empty: it is one."""
+    within = LLMatcher.grammar_from_lark(f"start: /x(?:{_whole(pattern)})x/")  # no anchor is left
+    return str(LLMatcher.validate_grammar(within)).strip()
 
 
 def one_of(alternatives: Iterable[str]) -> str:

@@ -10,14 +10,14 @@ from kvasir_runtime.structured.negation import NotExpressibleError, are_disjoint
 from kvasir_runtime.talk.format import Values
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
-from kvasir_runtime.talk.parameters_grammar import KEY, text_rule
+from kvasir_runtime.talk.parameters_grammar import KEY
 from kvasir_runtime.talk.schemas import OBJECT_KEYWORDS, ArgumentsSchema, named_properties, required_of
 
 MAX_DEPTH: Final = 64
 _SINGLE_QUOTED: Final = r"/'([^'\\\x00-\x1f]|\\[\\'nt])*'/"
 ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
-    "string": ("type", "pattern", "minLength", "maxLength"),
+    "string": ("type", "pattern", "minLength", "maxLength", "format"),
     "integer": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "number": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "boolean": ("type",),
@@ -93,9 +93,10 @@ class LiteralsGrammar:
                 return self._object(schema, OBJECT, place, depth)
             case "string" if self._literals.raw_quotes:
                 quote = self._literals.raw_quotes[0]
-                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=text_rule(schema))}"
+                rule = self._schema.text_rule(schema, place)
+                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
         known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
-        written = self._grammar.json(known)
+        written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])
         return written
@@ -172,14 +173,14 @@ class LiteralsGrammar:
         """In their order, with commas between those that are there."""
         first = after = ""
         for member, is_required in reversed(members):
-            following = f"{self._comma()} {member} {after}"
-            first = (
-                f"{member} {after}" if is_required else f"(({member} {after}) | {first})" if first else f"({member})?"
-            )
+            alone, behind_others = f"{member} {after}", f"{self._comma()} {member} {after}"
             if is_required:
-                after = self._grammar.rule(following)
+                first, after = self._grammar.rule(alone), self._grammar.rule(behind_others)
+            elif first:
+                first = self._grammar.rule(one_of([alone, first]))
+                after = self._grammar.rule(one_of([behind_others, after]))
             else:
-                after = self._grammar.rule(one_of([following, after])) if after else f"({following})?"
+                first, after = f"({alone})?", f"({behind_others})?"
         return first
 
     def _any_value(self) -> str:

@@ -2,18 +2,19 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
-from kvasir_runtime.talk.lark import LarkGrammar, TextRule, one_of
+from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.schemas import ArgumentsSchema, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _PYTHON_WORDS: Final = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
-_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength")
+_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength", "format")
 
 
 class ParametersGrammar:
@@ -77,11 +78,12 @@ class ParametersGrammar:
             self._check_types_alone(schema, place)
             return self._grammar.text_until(self._end)
         self._schema.check(string, _TEXT_KEYWORDS, place)
-        rule = text_rule(string)
-        if rule is not None and rule.pattern is not None and rule.regexes()[1:] and self._is_end_text:
+        rule = self._schema.text_rule(string, place)
+        if rule is not None and rule.has_length and rule.has_regex and self._is_end_text:
             if self._schema.is_strict:
-                raise UnsupportedKeywordError("pattern", place, "beside a length it takes too much work at every token")
-            rule = TextRule(pattern=rule.pattern)
+                keyword = "pattern" if rule.pattern is not None else "format"
+                raise UnsupportedKeywordError(keyword, place, "beside a length it takes too much work at every token")
+            rule = replace(rule, min_length=0, max_length=None)
         text = self._grammar.text_until(self._end, rule=rule)
         return self._grammar.rule(one_of([text, self._grammar.text("null" + self._end)])) if "null" in types else text
 
@@ -130,13 +132,3 @@ class ParametersGrammar:
             branches = schema.get(keyword) if isinstance(schema, Mapping) else None
             for number, branch in enumerate(branches if isinstance(branches, list) else ()):
                 self._check_types_alone(branch, f"{place}/{keyword}/{number}")
-
-
-def text_rule(schema: Any) -> TextRule | None:
-    """Of a string's schema. None: any text."""
-    if not isinstance(schema, Mapping):
-        return None
-    shortest, longest, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
-    if not isinstance(shortest, int) or not isinstance(longest, int | None) or not isinstance(pattern, str | None):
-        raise GrammarError("minLength and maxLength are integers, and a pattern is a text")
-    return TextRule(shortest, longest, pattern) if shortest or longest is not None or pattern is not None else None
