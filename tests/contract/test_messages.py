@@ -14,6 +14,7 @@ import pytest
 from tests.runtime.server.conftest import Running, model_folder, running_server
 
 from kvasir_router.config import RouterConfig
+from kvasir_router.relay.kv_transfer import prefill_body
 from kvasir_router.server import RunningRouter, running
 from kvasir_router.tuning import Tuning
 
@@ -94,6 +95,12 @@ def is_answering(server: Running) -> bool:
 def added_up(events: list[dict[str, Any]]) -> dict[str, Any]:
     texts = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
     return {"text": "".join(texts), "others": [event for event in events if event["type"] != "content_block_delta"]}
+
+
+def test_what_the_router_writes_for_a_prefill_makes_one_token(servers: list[Running]) -> None:
+    asked = {"messages": MESSAGES, "max_tokens": 50, "stream": True}
+    answer = servers[0].http.post("/v1/messages", content=prefill_body(json.dumps(asked).encode(), b"null")).json()
+    assert answer["usage"]["output_tokens"] == 1
 
 
 async def test_a_wrong_key_is_told_as_anthropics_client_expects(router: RunningRouter) -> None:

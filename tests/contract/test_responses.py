@@ -75,6 +75,26 @@ async def test_what_an_engine_keeps_is_found_there(client: openai.AsyncOpenAI, s
     assert all(server.core.received for server in servers)
 
 
+async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"k1": "blue", "k2": "red"}')
+    urls = tuple(server.url for server in servers)
+    config = RouterConfig(port=0, admin_port=0, endpoint=urls, probe_interval=0.05, api_keys_file=keys)
+    async with running(config) as router:
+        base_url = f"{router.url}/v1"
+        blue, red, nobody = (openai.AsyncOpenAI(base_url=base_url, api_key=key) for key in ("k1", "k2", "k3"))
+        made = await blue.responses.create(input="Hi", max_output_tokens=2)
+        assert (await blue.responses.retrieve(made.id)).id == made.id
+        with pytest.raises(openai.NotFoundError):
+            await red.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError):
+            await red.responses.create(input="Go on", previous_response_id=made.id)
+        with pytest.raises(openai.AuthenticationError):
+            await nobody.responses.retrieve(made.id)
+        for client in (blue, red, nobody):
+            await client.close()
+
+
 async def test_what_no_engine_keeps_is_said_to_be_kept_by_none(client: openai.AsyncOpenAI) -> None:
     for name in ("resp_1", f"resp-{'0' * 40}"):
         with pytest.raises(openai.NotFoundError, match="is not kept here"):

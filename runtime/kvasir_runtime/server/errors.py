@@ -13,7 +13,7 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
+from kvasir_runtime.server.request_log import ANTHROPIC_PATHS, CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import (
     AnthropicErrorBody,
     AnthropicErrorResponse,
@@ -97,7 +97,6 @@ def error_response(error: KvasirRuntimeError) -> Response:
     return _response(error, status, body)
 
 
-ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 500: "api_error", 503: "overloaded_error",

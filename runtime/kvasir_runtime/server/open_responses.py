@@ -4,7 +4,6 @@ Behind its own words a request is one of /v1/chat/completions. Events are number
 engine goes on with it.
 """
 
-import asyncio
 import hashlib
 import secrets
 import time
@@ -213,7 +212,7 @@ def kept_responses_routes(serving: Serving) -> APIRouter:
     store = serving.response_store
 
     async def kept(request: Request, response_id: str) -> KeptResponse:
-        found = await asyncio.to_thread(store.get, _tenant(request), response_id)
+        found = await store.get(_tenant(request), response_id)
         if found is None:
             raise _not_found(response_id)
         return found
@@ -226,7 +225,7 @@ def kept_responses_routes(serving: Serving) -> APIRouter:
 
     @router.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
-        if not await asyncio.to_thread(store.delete, _tenant(request), response_id):
+        if not await store.delete(_tenant(request), response_id):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 

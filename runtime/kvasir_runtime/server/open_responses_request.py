@@ -5,7 +5,6 @@ assistants that speak this API send new fields with each of their releases, so w
 /v1/chat/completions that OpenAI has no name for here (`seed`, `min_p`, ...) mean what they mean there.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -198,7 +197,7 @@ async def in_chats_words(asked: ResponsesRequest, store: ResponseStore, tenant: 
 async def _earlier(asked: ResponsesRequest, store: ResponseStore, tenant: str) -> list[msgspec.Raw]:
     if asked.previous_response_id is None:
         return []
-    kept = await asyncio.to_thread(store.get, tenant, asked.previous_response_id)
+    kept = await store.get(tenant, asked.previous_response_id)
     if kept is None:
         raise UnknownResponseError(asked.previous_response_id, "previous_response_id")
     return kept.conversation.items
@@ -209,7 +208,7 @@ async def _resolved(item: Item, store: ResponseStore, tenant: str) -> Item:
     if item.get("type") != _REFERENCE:
         return item
     name = str(item.get("id"))
-    kept = await asyncio.to_thread(store.item, tenant, name)
+    kept = await store.item(tenant, name)
     if kept is None:
         raise UnknownResponseError(name, "input")
     decoded: Item = msgspec.json.decode(kept)

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID_HEADER = "x-request-id"
 REQUEST_ID = "kvasir.request_id"
 """In the ASGI scope."""
+ANTHROPIC_PATHS = "/v1/messages"
 MAX_REQUEST_ID_CHARS = 256
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for an answer that nobody waits for; only logs see it."""
@@ -40,8 +41,8 @@ class RequestLog:
             nonlocal status, error
             if message["type"] == "http.response.start":
                 status = message["status"]
-                header = (REQUEST_ID_HEADER.encode(), request_id.encode("latin-1"))
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                headers = [(name, request_id.encode("latin-1")) for name in _headers_for(scope["path"])]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             elif status >= 400:
                 error = _error_in(message.get("body", b""))
             await send(message)
@@ -63,6 +64,12 @@ class RequestLog:
                 request_id,
                 " ".join(error.split()),
             )
+
+
+def _headers_for(path: str) -> tuple[bytes, ...]:
+    """Anthropic's clients look for another one."""
+    own = REQUEST_ID_HEADER.encode()
+    return (own, b"request-id") if path.startswith(ANTHROPIC_PATHS) else (own,)
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -4,16 +4,25 @@ bound of bytes, the oldest dropped first. None outlives the engine.
 Each is kept with the whole conversation before it, so that dropping one breaks no other. A tenant sees its own alone.
 """
 
+import asyncio
+import logging
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+logger = logging.getLogger(__name__)
 BUSY_SECONDS = 5.0
 """That one process may wait for another's write, which takes a millisecond."""
+INLINE_BYTES = 2**18
+"""No more are written while the event loop waits: 1 ms."""
+T = TypeVar("T")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses(
     number INTEGER PRIMARY KEY, tenant TEXT, id TEXT, num_bytes INTEGER, response BLOB, conversation BLOB,
@@ -51,12 +60,13 @@ class _Identified(msgspec.Struct):
 
 
 class ResponseStore:
-    """Of one API process; used by several threads."""
+    """Of one API process, on its event loop and in a thread of its own. What the disk refuses is not kept."""
 
     def __init__(self, file: Path, max_bytes: int) -> None:
         """`max_bytes` 0: nothing is kept."""
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "responses")
         self._connection = sqlite3.connect(file, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         self._connection.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; {_SCHEMA}")
 
@@ -66,35 +76,68 @@ class ResponseStore:
         num_bytes = len(response) + len(encoded)
         if num_bytes > self._max_bytes:
             return
+        write = partial(self._write, tenant, response_id, num_bytes, response, encoded, conversation.made)
+        if num_bytes <= INLINE_BYTES:
+            write()
+        else:
+            self._thread.submit(write)
+
+    async def get(self, tenant: str, response_id: str) -> KeptResponse | None:
+        query = "SELECT response, conversation FROM responses WHERE tenant = ? AND id = ?"
+        row = await self._in_thread(partial(self._row, query, tenant, response_id), None)
+        return None if row is None else KeptResponse(row[0], msgspec.json.decode(row[1], type=Conversation))
+
+    async def item(self, tenant: str, item_id: str) -> bytes | None:
+        """Of any response's output."""
+        query = "SELECT item FROM items WHERE tenant = ? AND id = ?"
+        row = await self._in_thread(partial(self._row, query, tenant, item_id), None)
+        return None if row is None else row[0]
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        return await self._in_thread(partial(self._delete, tenant, response_id), False)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        with self._lock:
+            self._connection.close()
+
+    async def _in_thread(self, ask: Callable[[], T], default: T) -> T:
+        """Behind all that was put before."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+        except sqlite3.Error as error:
+            logger.warning("responses that are kept cannot be read: %s", error)
+            return default
+
+    def _write(
+        self, tenant: str, response_id: str, num_bytes: int, response: bytes, conversation: bytes,
+        made: Sequence[msgspec.Raw],
+    ) -> None:  # fmt: skip
+        try:
+            self._insert(tenant, response_id, num_bytes, response, conversation, made)
+        except sqlite3.Error as error:
+            logger.warning("response %s cannot be kept: %s", response_id, error)
+
+    def _insert(
+        self, tenant: str, response_id: str, num_bytes: int, response: bytes, conversation: bytes,
+        made: Sequence[msgspec.Raw],
+    ) -> None:  # fmt: skip
         with self._transaction() as connection:
             connection.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
             number = connection.execute(
                 "INSERT INTO responses(tenant, id, num_bytes, response, conversation) VALUES (?, ?, ?, ?, ?)",
-                (tenant, response_id, num_bytes, response, encoded),
+                (tenant, response_id, num_bytes, response, conversation),
             ).lastrowid
             connection.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?)",
-                [(number, tenant, msgspec.json.decode(item, type=_Identified).id, item) for item in conversation.made],
+                [(number, tenant, msgspec.json.decode(item, type=_Identified).id, item) for item in made],
             )
             self._drop_oldest(connection)
 
-    def get(self, tenant: str, response_id: str) -> KeptResponse | None:
-        row = self._row("SELECT response, conversation FROM responses WHERE tenant = ? AND id = ?", tenant, response_id)
-        return None if row is None else KeptResponse(row[0], msgspec.json.decode(row[1], type=Conversation))
-
-    def item(self, tenant: str, item_id: str) -> bytes | None:
-        """Of any response's output."""
-        row = self._row("SELECT item FROM items WHERE tenant = ? AND id = ?", tenant, item_id)
-        return None if row is None else row[0]
-
-    def delete(self, tenant: str, response_id: str) -> bool:
+    def _delete(self, tenant: str, response_id: str) -> bool:
         with self._transaction() as connection:
             deleted = connection.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
             return deleted.rowcount > 0
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
 
     def _drop_oldest(self, connection: sqlite3.Connection) -> None:
         (num_bytes,) = connection.execute("SELECT total(num_bytes) FROM responses").fetchone()

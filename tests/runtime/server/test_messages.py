@@ -41,6 +41,11 @@ def test_an_answer_has_its_text_its_usage_and_the_reason_of_its_end(running, cli
     assert (message.usage.cache_read_input_tokens, message.usage.output_tokens) == (3, 5)
 
 
+def test_a_request_has_an_id_where_the_client_looks_for_it(client) -> None:
+    message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=1, extra_headers={"x-request-id": "a"})
+    assert message._request_id == "a"
+
+
 def test_system_blocks_and_turns_become_the_prompt_that_chat_makes(running, client) -> None:
     system = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, text("Be kind.")]
     messages = [
@@ -214,6 +219,12 @@ def test_a_call_that_is_cut_says_max_tokens(model) -> None:
 def test_a_wrong_choice_of_tools_is_refused(model, choice: dict[str, Any], told: str) -> None:
     response = model.http.post("/v1/messages", json=asked("Hi", tool_choice=choice))
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_call_that_is_asked_for_is_forced_and_ends_as_one(model, choice: dict[str, Any]) -> None:
+    assert answer(model, WEATHER, tool_choice=choice)["stop_reason"] == "tool_use"
+    assert model.core.received[0].spec.grammar is not None
 
 
 def test_without_a_choice_of_tools_text_stays_text(model) -> None:

@@ -209,6 +209,12 @@ def test_a_wrong_choice_of_tools_is_refused(model, choice: Any, told: str) -> No
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_call_that_is_asked_for_is_forced(model, choice: Any) -> None:
+    assert items_of(create(model, WEATHER, tools=TOOLS, tool_choice=choice)) == [("weather", CITY)]
+    assert model.core.received[0].spec.grammar is not None
+
+
 def test_effort_reaches_the_template(model) -> None:
     create(model, "Hello.", reasoning={"effort": "none"})
     assert prompt_text(model).startswith("<think></think>")
