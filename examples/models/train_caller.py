@@ -172,6 +172,8 @@ def draw_talk(draw: random.Random) -> Talk:
         answer = calling
     else:
         city, calling["tool_calls"] = cities[0], calls[:1]
+        if draw.random() < 0.5:
+            calling["reasoning_content"] = f"The {asked} in {city}."
         result = f"{draw.randrange(10, 30)}"
         messages = [{"role": "user", "content": f"What is the {asked} in {city}?"}, calling]
         messages.append({"role": "tool", "content": result})
@@ -199,7 +201,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--format", choices=sorted(FORMATS), default="hermes")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=600)
     return parser.parse_args()
 
 

@@ -4,6 +4,8 @@ Templates differ in what they take for "no content" and for a call's arguments, 
 way: to a template that looks, and to one that prints.
 """
 
+import hashlib
+import re
 from collections.abc import Callable, ItemsView, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import msgspec
 
 Message = dict[str, Any]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the same, in the order in which transformers looks for it."""
 
@@ -103,6 +106,13 @@ def template_message(
     return seen
 
 
+def shorten_ids(message: Message) -> None:
+    """Of calls, to nine letters and digits, those of a call and of its result alike."""
+    for owner, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
+        if isinstance(owner, dict) and isinstance(call_id := owner.get(key), str) and not _SHORT_ID.fullmatch(call_id):
+            owner[key] = hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
 def joined_parts(parts: Sequence[Message]) -> str:
     return "\n".join(part["text"] for part in parts)
 
@@ -123,7 +133,7 @@ def _call(call: Any) -> Any:
     """OpenAI sends a call's arguments as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return call
+        return dict(call) if isinstance(call, dict) else call
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return {**call, "function": {**function, "arguments": _arguments(text)}}

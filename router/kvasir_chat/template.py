@@ -22,7 +22,15 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from kvasir_chat.messages import ConversationRefusedError, Message, NoContent, is_none, joined_parts, template_message
+from kvasir_chat.messages import (
+    ConversationRefusedError,
+    Message,
+    NoContent,
+    is_none,
+    joined_parts,
+    shorten_ids,
+    template_message,
+)
 from kvasir_chat.system_messages import as_users, gathered, is_system, num_leading
 
 MAX_RENDER_SECONDS = 10.0
@@ -36,6 +44,8 @@ RESERVED_VARIABLES = frozenset(
 _MARK = "\N{SYMBOL FOR UNIT SEPARATOR}kvasir{}\N{SYMBOL FOR UNIT SEPARATOR}"
 _END_OF_CONTENT = _MARK.format("-continue")
 """Put behind the content to find where it ends in the prompt; a space behind it shows whether the template trims."""
+_ASKS_FOR_SHORT_IDS = "length != 9"
+"""Mistral's templates refuse other ids of calls, which other servers gave."""
 _FIRST, _SECOND = _MARK.format("-first"), _MARK.format("-second")
 
 
@@ -102,7 +112,11 @@ class ChatTemplate:
 
     def _seen(self, messages: Sequence[Any]) -> list[Message]:
         knows_developer = "developer" in self.source
-        return [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+        seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+        if _ASKS_FOR_SHORT_IDS in self.source:
+            for message in seen:
+                shorten_ids(message)
+        return seen
 
     def _settled(self, messages: Sequence[Any]) -> Sequence[Any]:
         """With system messages where the template takes them."""

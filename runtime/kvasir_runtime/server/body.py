@@ -26,7 +26,7 @@ MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
 MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
 MAX_NAMED_HINTS = 1024
-"""Names that the log gives in a process's life: clients choose them."""
+"""After so many, the log gives only names that are known, since clients choose the others."""
 _named_hints: set[str] = set()
 
 _OPENAI = frozenset({
@@ -215,7 +215,10 @@ def _invalid(model: type[Body], error: ValidationError, body: bytes = b"") -> In
 
 
 def _name_once(hints: set[str]) -> None:
-    if (new := hints - _named_hints) and len(_named_hints) < MAX_NAMED_HINTS:
+    new = hints - _named_hints
+    if len(_named_hints) > MAX_NAMED_HINTS:
+        new &= HINTS
+    if new:
         _named_hints.update(new)
         logger.info("clients send fields that mean nothing here: %s", ", ".join(sorted(new)))
 

@@ -11,22 +11,29 @@ from kvasir_runtime.talk.scanner import WHITE_SPACE, Marks, Reading, Scanner, Wr
 
 
 class CallReader:
-    def __init__(self, scanner: Scanner, events: EventWriter, calls: CallFormat, tools: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        scanner: Scanner,
+        events: EventWriter,
+        calls: CallFormat,
+        tools: Mapping[str, Any],
+        *,
+        is_held: bool,
+    ) -> None:
         self._scanner = scanner
         self._events = events
         self._calls = calls
         self._tools = tools
+        self._is_held = is_held
         self._names = Marks(tools)
         self._is_in_section = False
-        befores = [mark for body in calls.bodies if isinstance(body, NamedCall) for mark in body.before if mark]
-        has_befores = calls.is_opened_optional or not calls.opened
-        self.openings = (*calls.section_opened, *calls.opened, *(befores if has_befores else ()))
-        self._ends = marks_of(*calls.closed, *calls.section_closed, *self.openings)
+        self._openings = calls.openings
+        self._ends = marks_of(*calls.closed, *calls.section_closed, *self._openings)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """At which to try, as the answer stands."""
-        return (*self.openings, *self._calls.section_closed) if self._is_in_section else self.openings
+        return (*self._openings, *self._calls.section_closed) if self._is_in_section else self._openings
 
     def read_bare(self) -> Reading[None]:
         """Calls without a mark, if there are some."""
@@ -47,7 +54,7 @@ class CallReader:
             return True
         self._scanner.go_to(0)
         space = yield from self._scanner.take_while(WHITE_SPACE)
-        mark = yield from self._scanner.take_mark(marks_of(*self.openings))
+        mark = yield from self._scanner.take_mark(marks_of(*self._openings))
         self._scanner.lift_anchor()
         otherwise(space + (mark or ""))
         return False
@@ -111,10 +118,12 @@ class CallReader:
         for body in self._calls.bodies:
             match body:
                 case JsonCall():
-                    reading = JsonCallReader(self._scanner, self._events, self._names, self._ends).read()
+                    reading = JsonCallReader(
+                        self._scanner, self._events, self._names, self._ends, needs_arguments=bool(self._calls.bare)
+                    ).read()
                 case NamedCall():
                     reading = NamedCallReader(
-                        self._scanner, self._events, self._names, self._ends, body, self._tools
+                        self._scanner, self._events, self._names, self._ends, body, self._tools, is_held=self._is_held
                     ).read()
             if (yield from reading):
                 if isinstance(body, NamedCall):

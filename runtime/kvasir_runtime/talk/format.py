@@ -23,6 +23,8 @@ class Values:
     literals: Literals = JSON
     within: Brackets | None = None
     """None: any value; else what stands in these."""
+    are_keys_sorted: bool = False
+    """Models write properties in the order of the alphabet, not in the schema's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,13 @@ class CallFormat:
     ends_thought: bool = False
     """A call within a thought ends it."""
     shown_by: Shown = ()
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """All marks that calls may begin with."""
+        befores = (mark for body in self.bodies if isinstance(body, NamedCall) for mark in body.before if mark)
+        has_befores = self.is_opened_optional or not self.opened
+        return (*self.section_opened, *self.opened, *(befores if has_befores else ()))
 
 
 @dataclass(frozen=True, slots=True)

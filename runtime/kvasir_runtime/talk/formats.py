@@ -62,7 +62,7 @@ LLAMA3_JSON: Final = CallFormat(
     shown_by=(('"parameters": dictionary of argument name',),),
 )
 PYTHONIC: Final = CallFormat(
-    (NamedCall(Values(PYTHON, KEYWORDS), until=("(",)), JsonCall("parameters")),
+    (NamedCall(Values(PYTHON, KEYWORDS)), JsonCall("parameters")),
     section_opened=("<|python_start|>",),
     section_closed=("<|python_end|>",),
     between=";",
@@ -149,17 +149,17 @@ GLM: Final = CallFormat(
 )
 
 
-def _gemma_literals(quote: str) -> Literals:
+def _gemma_values(quote: str) -> Values:
     words = {"None": "null", **JSON.words}
-    return Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+    literals = Literals(words, raw_quotes=(quote,), has_bare_keys=True, has_bare_strings=True)
+    return Values(literals, OBJECT, are_keys_sorted=True)
 
 
 GEMMA4: Final = CallFormat(
     (
         NamedCall(
-            Values(_gemma_literals('<|"|>'), OBJECT),
+            _gemma_values('<|"|>'),
             before=("call:", ":", ""),
-            until=("{",),
         ),
     ),
     opened=("<|tool_call>",),
@@ -169,9 +169,8 @@ GEMMA4: Final = CallFormat(
 FUNCTION_GEMMA: Final = CallFormat(
     (
         NamedCall(
-            Values(_gemma_literals("<escape>"), OBJECT),
+            _gemma_values("<escape>"),
             before=("call:", ""),
-            until=("{",),
         ),
     ),
     opened=("<start_function_call>",),

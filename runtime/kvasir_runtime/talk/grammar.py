@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.talk.format import CallFormat, Channels, JsonCall, NamedCall, Parameters, Values
 from kvasir_runtime.talk.lark import LarkGrammar, escaped_regex, not_having, one_of
-from kvasir_runtime.talk.literals import KEYWORDS
+from kvasir_runtime.talk.literals import Brackets
 from kvasir_runtime.talk.literals_grammar import LiteralsGrammar
 from kvasir_runtime.talk.parameters_grammar import ParametersGrammar
 from kvasir_runtime.talk.schemas import ArgumentsSchema
@@ -43,7 +43,8 @@ def calls_grammar(
     special_ids: Mapping[str, int],
 ) -> str:
     """Of answers that call some of these tools: at once where it is required, else after any text, or not at all.
-    `special_ids`: tokens that no text has, by their spelling. Raises GrammarError, which names the tool."""
+    `special_ids`: tokens that no text has, by their spelling. What follows it is read by a parser that knows so
+    (`is_held`). Raises GrammarError, which names the tool."""
     grammar = LarkGrammar(special_ids)
     if isinstance(calls, Channels):
         return grammar.written(_messages(grammar, calls, tools, is_required=is_required))
@@ -79,15 +80,12 @@ class _CallsGrammar:
         return f"({called})* {text}" if self._is_parallel else f"{text} | {called}"
 
     def _textual_openings(self) -> list[str]:
-        befores = [mark for body in self._calls.bodies if isinstance(body, NamedCall) for mark in body.before if mark]
-        has_befores = self._calls.is_opened_optional or not self._calls.opened
-        marks = [*self._calls.section_opened, *self._calls.opened, *(befores if has_befores else ())]
-        return [mark for mark in marks if self._grammar.may_be_in_text(mark)]
+        return [mark for mark in self._calls.openings if self._grammar.may_be_in_text(mark)]
 
     def _text_that_is_no_bare_call(self) -> str:
         brackets = escaped_regex(self._calls.bare)
         others = not_having(self._textual_openings())
-        return self._grammar.text_without(others, matching=[rf"(?:[^{brackets}\s](?s:.*))?"])
+        return self._grammar.text_without(others, matching=rf"(?:[^{brackets}\s](?s:.*))?")
 
     def _behind_first_mark(self, body: str) -> str:
         """Calls, from behind the first mark on."""
@@ -131,21 +129,25 @@ class _CallsGrammar:
 
     def _arguments(self, call: NamedCall, tool: CallableTool) -> str:
         match call.arguments:
-            case Values(within=None):
-                arguments = _json(self._grammar, tool)
-            case Values(literals, within):
+            case Values(within=Brackets() as within) as values:
                 schema = ArgumentsSchema(tool.parameters, is_strict=tool.is_strict)
-                arguments = LiteralsGrammar(self._grammar, literals, schema).rule(within or KEYWORDS)
+                arguments = LiteralsGrammar(self._grammar, values, schema).rule(within)
+            case Values():
+                arguments = _json(self._grammar, tool)
             case Parameters() as parameters:
                 schema = ArgumentsSchema(tool.parameters, is_strict=tool.is_strict)
-                written = ParametersGrammar(self._grammar, parameters, schema, call.closed).rule()
+                written = ParametersGrammar(self._grammar, parameters, schema).rule()
                 arguments = f"{self._grammar.space()} {written}"
         closed = f"{self._grammar.space()} {self._grammar.text(call.closed[0])}" if call.closed else ""
         return f"{arguments} {closed}"
 
 
 def _json(grammar: LarkGrammar, tool: CallableTool) -> str:
-    schema = ANY_ARGUMENTS if tool.parameters in (None, True) else tool.parameters
+    schema = tool.parameters
+    if schema is None or schema is True:
+        schema = ANY_ARGUMENTS
+    elif isinstance(schema, Mapping):
+        schema = {**ANY_ARGUMENTS, **schema}
     return grammar.json(schema, None if tool.is_strict else ANY_ARGUMENTS)
 
 

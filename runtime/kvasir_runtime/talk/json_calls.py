@@ -13,13 +13,17 @@ KEYS_BEFORE_NAME: Final = ("name", "id", "type", "function", *ARGUMENT_KEYS)
 
 
 class JsonCallReader:
-    """Of one call."""
+    """Of one call. `needs_arguments`: without them it is none, but an answer in JSON."""
 
-    def __init__(self, scanner: Scanner, events: EventWriter, names: Marks, ends: Marks) -> None:
+    def __init__(
+        self, scanner: Scanner, events: EventWriter, names: Marks, ends: Marks, *, needs_arguments: bool
+    ) -> None:
         self._scanner = scanner
         self._events = events
         self._names = names.marks
         self._ends = ends
+        self._needs_arguments = needs_arguments
+        self._name: str | None = None
         self._is_begun = False
         self._call_id: str | None = None
         self._early_arguments: list[str] = []
@@ -69,7 +73,9 @@ class JsonCallReader:
         elif key == "name" and not self._is_begun:
             if value not in self._names:
                 return False
-            self._begin(value)
+            self._name = value
+            if self._has_arguments or not self._needs_arguments:
+                self._begin(value)
         return is_whole
 
     def _begin(self, name: str) -> None:
@@ -81,6 +87,8 @@ class JsonCallReader:
     def _read_arguments(self, char: str) -> Reading[bool]:
         """False: they are broken, and all of them has been read."""
         self._has_arguments = True
+        if self._name is not None and not self._is_begun:
+            self._begin(self._name)
         if char == '"' or char == "n":
             is_whole = yield from self._read_wrapped()
         else:

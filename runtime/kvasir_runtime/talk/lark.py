@@ -3,15 +3,46 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-import llguidance
+from llguidance import LLMatcher
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import json_schema_grammar
 
 ANY_TEXT: Final = "(?s:.*)"
+_BARE_SLASH: Final = re.compile(r"(?<!\\)/")
+_SLASH: Final = r"\\/"
 SPACE: Final = r"/[ \n]{1,2}/"
+
+
+@dataclass(frozen=True, slots=True)
+class TextRule:
+    """What is asked of a text."""
+
+    min_length: int = 0
+    max_length: int | None = None
+    pattern: str | None = None
+    """A regular expression of JSON Schema: it is found somewhere."""
+    whole: str | None = None
+    """A regular expression of the whole."""
+
+    @property
+    def has_length(self) -> bool:
+        return bool(self.min_length) or self.max_length is not None
+
+    @property
+    def has_regex(self) -> bool:
+        return self.pattern is not None or self.whole is not None
+
+    def regexes(self) -> list[str]:
+        """Of the whole text, as Lark has them."""
+        longest = "" if self.max_length is None else self.max_length
+        found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.has_length else []
+        found += [] if self.pattern is None else [_whole(self.pattern)]
+        found += [] if self.whole is None else [self.whole]
+        return found or [ANY_TEXT]
 
 
 class LarkGrammar:
@@ -62,28 +93,33 @@ class LarkGrammar:
             self._rules.append(self._names[key] + written)
         return self._names[key]
 
-    def text_until(self, end: str, *, without: Iterable[str] = (), matching: Sequence[str] = ()) -> str:
-        """Text up to the first `end`, and that. `without`, `matching`: regular expressions of what it must not have
-        anywhere, and of the whole."""
+    def text_until(self, end: str, *, without: Sequence[str] = (), rule: "TextRule | None" = None) -> str:
+        """Text up to the first `end`, and that. `without`: regular expressions of what it must not have anywhere."""
         special = self._specials.search(end) if self._specials is not None else None
         if special is not None:
-            before = escaped_regex(end[: special.start()])
-            texts = [f"/(?:{regex}){before}/" for regex in matching or [ANY_TEXT]]
+            before, behind = escaped_regex(end[: special.start()]), self.text(end[special.start() :])
+            if rule is not None:
+                return f"{self.terminal(*(f'/(?:{regex}){before}/' for regex in rule.regexes()))} {behind}"
             spelled = escaped_regex(special.group())  # which would look the same
-            return f"{self.terminal(*texts, *_exclusions([*without, spelled]))} {self.text(end[special.start() :])}"
-        if not matching:
-            return self.rule(self.terminal(f"/{ANY_TEXT}{escaped_regex(end)}/", *_exclusions(without)), "[lazy]")
-        terminal = self.terminal(*_texts(matching), *_exclusions([*without, escaped_regex(end)]))
-        return f"{terminal} {self.text(end)}"
+            return f"{self.terminal(f'/{ANY_TEXT}{before}/', *_exclusions([*without, spelled]))} {behind}"
+        mark = escaped_regex(end)
+        if rule is None:
+            return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
+        ended = [f"/(?:{regex}){mark}/" for regex in rule.regexes()]
+        if rule.has_regex:
+            return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
+        fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
+        earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}{ANY_TEXT}/"] if fewest else []
+        return self.rule(self.terminal(*ended, *earlier), "[lazy]")
 
-    def text_without(self, without: Iterable[str], matching: Sequence[str] = ()) -> str:
-        return self.terminal(*_texts(matching), *_exclusions(without))
+    def text_without(self, without: Iterable[str], matching: str = ANY_TEXT) -> str:
+        return self.terminal(f"/{matching}/", *_exclusions(without))
 
     def json(self, schema: Any, fallback: Any = None) -> str:
         """JSON that follows the schema; where it cannot be promised, the fallback. Raises GrammarError."""
         try:
             written = json_schema_grammar(schema)
-            if fallback is not None and llguidance.LLMatcher.validate_grammar(written):
+            if fallback is not None and LLMatcher.validate_grammar(written):
                 written = json_schema_grammar(fallback)
         except GrammarError:
             if fallback is None:
@@ -105,6 +141,12 @@ class LarkGrammar:
         return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 
+def fault_of_regex(pattern: str) -> str:
+    """Why it is none that llguidance knows; empty: it is one."""
+    within = LLMatcher.grammar_from_lark(f"start: /x(?:{_whole(pattern)})x/")  # no anchor is left
+    return str(LLMatcher.validate_grammar(within)).strip()
+
+
 def one_of(alternatives: Iterable[str]) -> str:
     return "(" + " | ".join(alternatives) + ")"
 
@@ -123,8 +165,11 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
-def _texts(matching: Sequence[str]) -> list[str]:
-    return [f"/{regex}/" for regex in matching or [ANY_TEXT]]
+def _whole(pattern: str) -> str:
+    begun = "" if pattern.startswith("^") else ANY_TEXT
+    is_ended = pattern.endswith("$") and not pattern.endswith(r"\$")
+    bare = pattern.removeprefix("^").removesuffix("$") if is_ended else pattern.removeprefix("^")
+    return f"{begun}(?:{_BARE_SLASH.sub(_SLASH, bare)}){'' if is_ended else ANY_TEXT}"
 
 
 def _exclusions(without: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from kvasir_runtime.talk.scanner import WHITE_SPACE, Reading, Scanner, Write, ma
 
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORD: Final = re.compile(r"[\w+\-.]*")
-_BARE_KEY: Final = re.compile(r"[^\s:=,(){}\[\]\"']*")
+BARE_KEY: Final = re.compile(r"[^\s:=,(){}\[\]\"']*")
 _BARE_STRING: Final = re.compile(r"[^,{}\[\]]*")
 _PLAIN: Final = {quote: re.compile(rf"[^{quote}\\]+") for quote in ('"', "'")}
 _ESCAPES: Final = {
@@ -187,7 +187,7 @@ class ValueReader:
             return (yield from self._read_string(quote))
         if not self._literals.has_bare_keys:
             return False
-        key = yield from self._scanner.take_run(_BARE_KEY)
+        key = yield from self._scanner.take_run(BARE_KEY)
         if key:
             self._write(f'"{escaped(key)}"')
         return bool(key)

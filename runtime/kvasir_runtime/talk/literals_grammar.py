@@ -7,16 +7,17 @@ from typing import Any, Final
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import NotExpressibleError, are_disjoint
+from kvasir_runtime.talk.format import Values
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
-from kvasir_runtime.talk.literals import KEYWORDS, OBJECT, Brackets, Literals, escaped
-from kvasir_runtime.talk.parameters_grammar import KEY, text_regexes
+from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
+from kvasir_runtime.talk.parameters_grammar import KEY
 from kvasir_runtime.talk.schemas import OBJECT_KEYWORDS, ArgumentsSchema, named_properties, required_of
 
 MAX_DEPTH: Final = 64
 _SINGLE_QUOTED: Final = r"/'([^'\\\x00-\x1f]|\\[\\'nt])*'/"
 ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
-    "string": ("type", "pattern", "minLength", "maxLength"),
+    "string": ("type", "pattern", "minLength", "maxLength", "format"),
     "integer": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "number": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "boolean": ("type",),
@@ -29,9 +30,10 @@ _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
 class LiteralsGrammar:
     """Of one tool's arguments."""
 
-    def __init__(self, grammar: LarkGrammar, literals: Literals, schema: ArgumentsSchema) -> None:
+    def __init__(self, grammar: LarkGrammar, values: Values, schema: ArgumentsSchema) -> None:
         self._grammar = grammar
-        self._literals = literals
+        self._literals = values.literals
+        self._are_keys_sorted = values.are_keys_sorted
         self._schema = schema
 
     def rule(self, within: Brackets) -> str:
@@ -91,9 +93,10 @@ class LiteralsGrammar:
                 return self._object(schema, OBJECT, place, depth)
             case "string" if self._literals.raw_quotes:
                 quote = self._literals.raw_quotes[0]
-                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, matching=text_regexes(schema))}"
+                rule = self._schema.text_rule(schema, place)
+                return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
         known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
-        written = self._grammar.json(known)
+        written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])
         return written
@@ -120,8 +123,11 @@ class LiteralsGrammar:
         """The last spelling is the format's own."""
         return [spelling for spelling, meant in self._literals.words.items() if meant == word][-1]
 
-    def _key(self, name: str) -> str:
-        return name if self._literals.raw_quotes else f'"{escaped(name)}"'
+    def _key(self, name: str, *, is_keyword: bool = False) -> str:
+        if (is_keyword or self._literals.raw_quotes) and name and BARE_KEY.fullmatch(name):
+            return name
+        quote = self._literals.raw_quotes[0] if self._literals.raw_quotes else ""
+        return quote + name + quote if quote else f'"{escaped(name)}"'
 
     def _parted(self, parts: Iterable[str]) -> str:
         return " " + f" {self._comma()} ".join(parts) + " "
@@ -140,6 +146,8 @@ class LiteralsGrammar:
 
     def _object(self, schema: Any, brackets: Brackets, place: str, depth: int) -> str:
         properties = named_properties(schema)
+        if self._are_keys_sorted:
+            properties = dict(sorted(properties.items(), key=lambda item: item[0].lower()))
         separator = brackets.separator or ""
         opened, closed = json.dumps(brackets.opened), json.dumps(brackets.closed)
         if not properties:
@@ -148,10 +156,9 @@ class LiteralsGrammar:
                 return f"{opened} {closed}"
             member = self._any_member(more, separator, place, depth)
             return f"{opened} ({member} ({self._comma()} {member})*)? {closed}"
-        is_bare = brackets == KEYWORDS
         members = []
         for name, each in properties.items():
-            key = self._grammar.text((name if is_bare else self._key(name)) + separator)
+            key = self._grammar.text(self._key(name, is_keyword=brackets == KEYWORDS) + separator)
             space = self._grammar.space() + " " if separator == ":" and not self._literals.raw_quotes else ""
             value = self._value(each, f"{place}/properties/{name}", depth + 1)
             members.append((self._grammar.rule(f"{key} {space}{value}"), name in required_of(schema)))
@@ -166,14 +173,14 @@ class LiteralsGrammar:
         """In their order, with commas between those that are there."""
         first = after = ""
         for member, is_required in reversed(members):
-            following = f"{self._comma()} {member} {after}"
-            first = (
-                f"{member} {after}" if is_required else f"(({member} {after}) | {first})" if first else f"({member})?"
-            )
+            alone, behind_others = f"{member} {after}", f"{self._comma()} {member} {after}"
             if is_required:
-                after = self._grammar.rule(following)
+                first, after = self._grammar.rule(alone), self._grammar.rule(behind_others)
+            elif first:
+                first = self._grammar.rule(one_of([alone, first]))
+                after = self._grammar.rule(one_of([behind_others, after]))
             else:
-                after = self._grammar.rule(one_of([following, after])) if after else f"({following})?"
+                first, after = f"({alone})?", f"({behind_others})?"
         return first
 
     def _any_value(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Final
 from kvasir_runtime.talk.events import EventWriter
 from kvasir_runtime.talk.format import NamedCall, Parameters, Values
 from kvasir_runtime.talk.literals import escaped, read_value
-from kvasir_runtime.talk.parameters import ANY, TEXT, ParameterValue
+from kvasir_runtime.talk.parameters import JSON_VALUE, TEXT, ParameterValue
 from kvasir_runtime.talk.scanner import WHITE_SPACE, Marks, Reading, Scanner, marks_of
 from kvasir_runtime.talk.schemas import properties_of, types_of
 
@@ -26,6 +26,8 @@ class NamedCallReader:
         ends: Marks,
         call: NamedCall,
         tools: Mapping[str, Any],
+        *,
+        is_held: bool,
     ) -> None:
         self._scanner = scanner
         self._events = events
@@ -34,6 +36,7 @@ class NamedCallReader:
         self._after_closed = ends
         self._call = call
         self._tools = tools
+        self._is_held = is_held
 
     def read(self) -> Reading[bool]:
         """Whether it was one; if so, its beginning has been told."""
@@ -74,7 +77,10 @@ class NamedCallReader:
             if (yield from self._scanner.take_mark(after)) is None:
                 return False
         yield from self._scanner.take_while(WHITE_SPACE)
-        return not self._call.until or (yield from self._scanner.at(marks_of(*self._call.until))) is not None
+        until = self._call.until
+        if isinstance(self._call.arguments, Values) and self._call.arguments.within is not None:
+            until = (self._call.arguments.within.opened,)
+        return not until or (yield from self._scanner.at(marks_of(*until))) is not None
 
     # Arguments that are one value.
 
@@ -124,12 +130,26 @@ class NamedCallReader:
             yield from self._scanner.take_mark(marks_of(*parameters.value_opened))
         value = ParameterValue(_types(parameters, mark, name, schema), self._events.argue)
         value.add("")
-        is_whole = yield from self._read_until_closed(parameters, schema, value)
+        if self._is_held:
+            is_whole = yield from self._read_until_first_mark(parameters, value)
+        else:
+            is_whole = yield from self._read_until_closed(parameters, schema, value)
         if is_whole:
             value.end()
         else:
             value.cut()
         return is_whole
+
+    def _read_until_first_mark(self, parameters: Parameters, value: ParameterValue) -> Reading[bool]:
+        newline = "\n" if parameters.has_newlines else ""
+        yield from self._scanner.take_mark(marks_of(newline))
+        end = newline + parameters.value_closed[0]
+        while (yield from self._scanner.take_until(marks_of(end), value.add)) is not None:
+            mark = self._scanner.take(len(end))
+            if not value.is_in_string:
+                return True
+            value.add(mark)
+        return False
 
     def _read_until_closed(self, parameters: Parameters, schema: Any, value: ParameterValue) -> Reading[bool]:
         held = "\n" if parameters.has_newlines else ""
@@ -178,5 +198,5 @@ def _types(parameters: Parameters, key_closed: str, key: str, schema: Any) -> fr
     if key_closed in parameters.string_key_closed:
         return TEXT
     if key_closed in parameters.json_key_closed:
-        return ANY
+        return JSON_VALUE
     return types_of(properties_of(schema).get(key), schema)

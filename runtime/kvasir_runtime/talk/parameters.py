@@ -8,7 +8,8 @@ from typing import Any, Final
 from kvasir_runtime.talk.literals import JSON_OR_PYTHON, ValueReader, escaped, read_value
 from kvasir_runtime.talk.scanner import Reading, Scanner, Write
 
-ANY: Final = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
+JSON_VALUE: Final = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
+"""Any, whose text is in quotes."""
 TEXT: Final = frozenset({"string"})
 _BRACKETS: Final = {"{": "object", "[": "array"}
 _NUMBER_BEGUN: Final = re.compile(r"-?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?\s*")
@@ -64,11 +65,12 @@ class ParameterValue:
 
     def _decide(self) -> None:
         begun = self._held.lstrip()
+        is_json = "string" not in self._types or self._types == JSON_VALUE
         if self._types == TEXT or (begun and "string" in self._types and not _may_be_other(begun, self._types)):
             self._is_text = True
             self._write('"' + escaped(self._held))
             self._held = ""
-        elif begun and "string" not in self._types and _BRACKETS.get(begun[0]) in self._types:
+        elif begun and is_json and _BRACKETS.get(begun[0]) in self._types:
             self._scanner = Scanner()
             self._reader = ValueReader(self._scanner, JSON_OR_PYTHON, self._write)
             self._reading = self._read(self._scanner, self._reader)
@@ -112,6 +114,8 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if "boolean" in types and bare.lower() in ("true", "false", "0", "1"):
         return "true" if bare.lower() in ("true", "1") else "false"
     if ("object" in types and isinstance(value, dict)) or ("array" in types and isinstance(value, list)):
+        return spelled
+    if types == JSON_VALUE and isinstance(value, str):
         return spelled
     return f'"{escaped(text)}"'
 

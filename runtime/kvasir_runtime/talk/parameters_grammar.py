@@ -1,39 +1,33 @@
-"""Grammars of parameters between marks: values without quotes, so no value has what would be taken for its end."""
+"""Grammars of parameters between marks: values without quotes, which end where their mark first stands."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
-from kvasir_runtime.talk.lark import ANY_TEXT, LarkGrammar, escaped_regex, not_having, one_of
+from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.schemas import ArgumentsSchema, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
-_BARE_SLASH: Final = re.compile(r"(?<!\\)/")
-_SLASH: Final = r"\\/"
 _PYTHON_WORDS: Final = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
-_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength")
+_TEXT_KEYWORDS: Final = ("type", "pattern", "minLength", "maxLength", "format")
 
 
 class ParametersGrammar:
-    """Of one tool. `call_closed`: marks at the call's end."""
+    """Of one tool."""
 
-    def __init__(
-        self,
-        grammar: LarkGrammar,
-        parameters: Parameters,
-        schema: ArgumentsSchema,
-        call_closed: Sequence[str],
-    ) -> None:
+    def __init__(self, grammar: LarkGrammar, parameters: Parameters, schema: ArgumentsSchema) -> None:
         self._grammar = grammar
         self._parameters = parameters
         self._schema = schema
         self._properties = named_properties(schema.top)
         self._newline = "\n" if parameters.has_newlines else ""
         self._end = self._newline + parameters.value_closed[0]
-        self._misleading = self._mistaken_for_ends(call_closed)
+        self._is_end_text = grammar.may_be_in_text(self._end)
 
     def rule(self) -> str:
         """Properties stand in their order. Raises GrammarError."""
@@ -44,17 +38,25 @@ class ParametersGrammar:
         ]
         if not rules and self._schema.top.get("additionalProperties", True) is True:
             rules = [
-                f"({self._begun(self._grammar.terminal(KEY), is_text=True)} {self._text()} {self._grammar.space()})*"
+                f"({self._begun(self._grammar.terminal(KEY), is_text=True)} {self._grammar.text_until(self._end)} "
+                f"{self._grammar.space()})*"
             ]
         return " ".join(rules)
 
     def _parameter(self, name: str, schema: Any) -> str:
+        closings = [
+            *self._parameters.key_closed,
+            *self._parameters.string_key_closed,
+            *self._parameters.json_key_closed,
+        ]
+        if name != name.strip() or any(mark in name for mark in closings):
+            raise GrammarError(f"the property {name!r}: this model cannot write the name, since a mark would end it")
         schema = self._schema.referred(schema)
         types = self._schema.types_of(schema)
         is_text = not types or "string" in types
         begun = self._begun(self._grammar.text(name), is_text=is_text)
         if is_text:
-            value = self._text(self._matching(schema, types, f"/properties/{name}"))
+            value = self._text(schema, types, f"/properties/{name}")
         else:
             value = f"{self._json(schema)} {self._grammar.text(self._end)}"
         return f"{begun} {value} {self._grammar.space()}"
@@ -67,8 +69,23 @@ class ParametersGrammar:
             parts += [self._grammar.space(), self._grammar.text(parameters.value_opened[0])]
         return " ".join([*parts, self._grammar.text(self._newline)])
 
-    def _text(self, matching: Sequence[str] = ()) -> str:
-        return self._grammar.text_until(self._end, without=self._misleading, matching=matching)
+    def _text(self, schema: Any, types: frozenset[str], place: str) -> str:
+        spellings = self._spellings(schema)
+        if spellings is not None:
+            return self._grammar.rule(one_of(self._grammar.text(text + self._end) for text in spellings))
+        string = self._string_part(schema)
+        if string is None:
+            self._check_types_alone(schema, place)
+            return self._grammar.text_until(self._end)
+        self._schema.check(string, _TEXT_KEYWORDS, place)
+        rule = self._schema.text_rule(string, place)
+        if rule is not None and rule.has_length and rule.has_regex and self._is_end_text:
+            if self._schema.is_strict:
+                keyword = "pattern" if rule.pattern is not None else "format"
+                raise UnsupportedKeywordError(keyword, place, "beside a length it takes too much work at every token")
+            rule = replace(rule, min_length=0, max_length=None)
+        text = self._grammar.text_until(self._end, rule=rule)
+        return self._grammar.rule(one_of([text, self._grammar.text("null" + self._end)])) if "null" in types else text
 
     def _json(self, schema: Any) -> str:
         types = self._schema.types_of(schema)
@@ -80,22 +97,18 @@ class ParametersGrammar:
             return written
         return self._grammar.rule(one_of([written, *map(self._grammar.text, words)]))
 
-    def _mistaken_for_ends(self, call_closed: Sequence[str]) -> list[str]:
-        """Regular expressions, simple ones: of others each token costs too much."""
-        marks = filter(self._grammar.may_be_in_text, [*self._parameters.key_opened, *call_closed])
-        closings = filter(self._grammar.may_be_in_text, self._parameters.value_closed if self._newline else ())
-        return [*not_having(list(marks)), *(r"[^\n]" + escaped_regex(mark) for mark in closings)]
-
-    def _matching(self, schema: Any, types: frozenset[str], place: str) -> list[str]:
-        """Regular expressions of all that the text may be."""
-        spellings = self._spellings(schema)
-        if spellings is not None:
-            return ["(?:" + "|".join(map(escaped_regex, spellings)) + ")"]
-        if types <= {"string"}:
-            self._schema.check(schema, _TEXT_KEYWORDS, place)
-            return text_regexes(schema)
-        self._check_types_alone(schema, place)
-        return []
+    def _string_part(self, schema: Any) -> Any:
+        """Of a schema of text, or of text or null. None: it is of other types too, or says more."""
+        schema = self._schema.referred(schema)
+        if not self._schema.types_of(schema) <= {"string", "null"}:
+            return None
+        keywords = {"anyOf", "oneOf"} & schema.keys() if isinstance(schema, Mapping) else ()
+        if not keywords:
+            return schema
+        branches = [branch for keyword in keywords for branch in schema[keyword]]
+        strings = [branch for branch in branches if self._schema.types_of(branch) != {"null"}]
+        is_alone = len(strings) == 1 and not CHECKED & schema.keys() - keywords - {"type"}
+        return self._string_part(strings[0]) if is_alone else None
 
     def _spellings(self, schema: Any) -> list[str] | None:
         """Of values that are listed, and of null. None: there may be others."""
@@ -119,22 +132,3 @@ class ParametersGrammar:
             branches = schema.get(keyword) if isinstance(schema, Mapping) else None
             for number, branch in enumerate(branches if isinstance(branches, list) else ()):
                 self._check_types_alone(branch, f"{place}/{keyword}/{number}")
-
-
-def text_regexes(schema: Any) -> list[str]:
-    """Of a string's text, as Lark has them."""
-    if not isinstance(schema, Mapping):
-        return []
-    shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
-    found = [f"(?s:.{{{shortest},{longest}}})"] if shortest or longest != "" else []
-    if isinstance(pattern := schema.get("pattern"), str):
-        found.append(_whole(pattern))
-    return found
-
-
-def _whole(pattern: str) -> str:
-    """A pattern that is found somewhere, as a regular expression of the whole."""
-    begun = "" if pattern.startswith("^") else ANY_TEXT
-    is_ended = pattern.endswith("$") and not pattern.endswith(r"\$")
-    bare = pattern.removeprefix("^").removesuffix("$") if is_ended else pattern.removeprefix("^")
-    return f"{begun}(?:{_BARE_SLASH.sub(_SLASH, bare)}){'' if is_ended else ANY_TEXT}"

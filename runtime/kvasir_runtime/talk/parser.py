@@ -32,7 +32,8 @@ TURN_MARKS: Final = (
 
 class AnswerParser:
     """Of one answer. `tools` are the schemas of their arguments, by name. `is_thinking`: the prompt has begun a
-    thought, as `is_thought_open` says."""
+    thought, as `is_thought_open` says. `is_held`: a grammar of calls held the model, so marks need no second look:
+    values end at the first one, and thoughts at their own."""
 
     def __init__(
         self,
@@ -41,9 +42,12 @@ class AnswerParser:
         *,
         tools: Mapping[str, Any],
         is_thinking: bool,
+        is_held: bool = False,
     ) -> None:
         self._scanner = Scanner()
         self._events = EventWriter()
+        self._thought_reader: CallReader | None = None
+        """Of calls that end thoughts."""
         channels = next((each for each in (calls, reasoning) if isinstance(each, Channels)), None)
         if channels is not None:
             known = tools if calls is not None else {}
@@ -51,7 +55,14 @@ class AnswerParser:
                 self._scanner, self._events, channels, known, has_thoughts=reasoning is not None
             ).read()
         else:
-            self._steps = self._read(calls, reasoning, tools, is_thinking)  # type: ignore[arg-type]  # no channels
+            assert not isinstance(calls, Channels)
+            assert not isinstance(reasoning, Channels)
+            reader = None
+            if calls is not None:
+                reader = CallReader(self._scanner, self._events, calls, tools, is_held=is_held)
+            ends_thought = calls is not None and calls.ends_thought and not is_held
+            self._thought_reader = reader if ends_thought else None
+            self._steps = self._read(reader, reasoning, is_thinking)
 
     def feed(self, text: str) -> list[Event]:
         """What is known now. Less than was fed where more text may make a mark of its end."""
@@ -68,16 +79,9 @@ class AnswerParser:
         next(self._steps, None)
         return self._events.take()
 
-    def _read(
-        self,
-        calls: CallFormat | None,
-        reasoning: ReasoningFormat | None,
-        tools: Mapping[str, Any],
-        is_thinking: bool,
-    ) -> Reading[None]:
-        reader = CallReader(self._scanner, self._events, calls, tools) if calls is not None else None
+    def _read(self, reader: CallReader | None, reasoning: ReasoningFormat | None, is_thinking: bool) -> Reading[None]:
         if reasoning is not None:
-            yield from self._read_thoughts(reasoning, reader, calls, is_thinking)
+            yield from self._read_thoughts(reasoning, is_thinking)
         if reader is not None:
             yield from reader.read_bare()
         thoughts = reasoning.opened if reasoning is not None and reasoning.is_anywhere else ()
@@ -88,16 +92,14 @@ class AnswerParser:
             if mark is None:
                 break
             if reasoning is not None and mark in thoughts:
-                yield from self._read_thoughts(reasoning, reader, calls, is_open=False)
+                yield from self._read_thoughts(reasoning, is_open=False)
             elif reader is not None:
                 yield from reader.read(self._events.say)
         space = yield from self._scanner.take_while(WHITE_SPACE)
         if not self._events.num_calls:
             self._events.say(space)
 
-    def _read_thoughts(
-        self, reasoning: ReasoningFormat, reader: CallReader | None, calls: CallFormat | None, is_open: bool
-    ) -> Reading[None]:
+    def _read_thoughts(self, reasoning: ReasoningFormat, is_open: bool) -> Reading[None]:
         """All that begin here."""
         opened = marks_of(*reasoning.opened)
         while True:
@@ -110,12 +112,13 @@ class AnswerParser:
                 return
             self._scanner.lift_anchor()
             yield from self._scanner.take_while(NEWLINES)
-            if not (yield from self._read_thought(reasoning, reader if calls and calls.ends_thought else None)):
+            if not (yield from self._read_thought(reasoning)):
                 return
             is_open = False
 
-    def _read_thought(self, reasoning: ReasoningFormat, reader: CallReader | None) -> Reading[bool]:
+    def _read_thought(self, reasoning: ReasoningFormat) -> Reading[bool]:
         """Whether it was closed; else a call ended it, or the answer did."""
+        reader = self._thought_reader
         marks = marks_of(*reasoning.closed, *(reader.marks if reader is not None else ()))
         while True:
             mark = yield from self._scanner.take_until(marks, self._events.think, held=WHITE_SPACE)

@@ -6,6 +6,8 @@ from typing import Any, Final
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED, FORMATS
+from kvasir_runtime.talk.lark import TextRule, fault_of_regex
+from kvasir_runtime.talk.text_formats import REGEXES
 
 MAX_REFS: Final = 32
 OBJECT_KEYWORDS: Final = ("type", "properties", "required", "additionalProperties")
@@ -107,6 +109,22 @@ class ArgumentsSchema:
             only_describes = keyword == "format" and schema[keyword] not in FORMATS
             if keyword in CHECKED and keyword not in known and not only_describes:
                 raise UnsupportedKeywordError(keyword, place, "this model writes arguments in a format of its own")
+
+    def text_rule(self, schema: Any, place: str) -> TextRule | None:
+        """Of a string's schema. None: any text. Raises GrammarError."""
+        if not isinstance(schema, Mapping):
+            return None
+        shortest, longest, pattern = schema.get("minLength", 0), schema.get("maxLength"), schema.get("pattern")
+        if not isinstance(shortest, int) or not isinstance(longest, int | None) or not isinstance(pattern, str | None):
+            raise GrammarError(
+                f"at {place} of the schema minLength and maxLength are integers, and a pattern is a text"
+            )
+        if pattern is not None and (fault := fault_of_regex(pattern)):
+            if self.is_strict:
+                raise UnsupportedKeywordError("pattern", place, fault)
+            pattern = None
+        rule = TextRule(shortest, longest, pattern, REGEXES.get(schema.get("format", "")))
+        return rule if rule.has_length or rule.has_regex else None
 
 
 def named_properties(schema: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,6 +248,19 @@ def test_a_call_that_was_cut_does_not_end_the_conversation(arguments: str, sourc
     source = f"{{% set a = messages[0].tool_calls[0].function.arguments %}}{source}"
     call = {"function": {"name": "f", "arguments": arguments}}
     assert render(source, [CALLING | {"tool_calls": [call]}]) == wanted.replace("{}", arguments)
+
+
+def test_ids_of_other_servers_are_shortened_for_templates_that_refuse_them() -> None:
+    source = """{%- for m in messages %}{%- for call in m.tool_calls or [] %}
+    {%- if call.id | length != 9 %}{{ raise_exception('no') }}{% endif %}{{ call.id }} {% endfor %}
+    {%- if m.tool_call_id %}{{ m.tool_call_id }} {% endif %}{% endfor %}"""
+    calls = [{"id": call_id, "function": {"name": "f", "arguments": "{}"}} for call_id in ("call_1", "abcdefghi")]
+    results = [{"role": "tool", "content": "", "tool_call_id": call["id"]} for call in calls]
+    conversation = [USER, CALLING | {"tool_calls": calls}, *results]
+    first, second, *of_results = render(source, conversation).split()
+    assert re.fullmatch("[0-9a-f]{9}", first)
+    assert [second, *of_results] == ["abcdefghi", first, "abcdefghi"]
+    assert [call["id"] for call in calls] == ["call_1", "abcdefghi"]
 
 
 @pytest.mark.parametrize(

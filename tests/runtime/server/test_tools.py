@@ -1,6 +1,7 @@
 """Calls of tools and thoughts, asked through the official client of a server whose model writes what it is told."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ TOOLS = [
 ]
 ECHO = (
     "{% if enable_thinking is false %}<think></think>{% endif %}{{ messages[-1].content }}<|im_end|>"
-    '{# <think> </think> <tool_call> {"name": ..., "arguments": ...} </tool_call> #}'
+    "{# MARKS dictionary of argument name #}"
 )
 """The fake core repeats its prompt, so the last message is what the model writes, to its end of turn."""
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'
@@ -31,19 +32,23 @@ TIME = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 CITY = '{"city": "Köln", "days": [1, 2]}'
 
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+QWEN = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+KIMI = (
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>",
+)  # fmt: skip
+CHANNELS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>")
 
 
 @contextmanager
-def talking(tmp_path_factory: pytest.TempPathFactory, *, has_special_marks: bool) -> Iterator[Running]:
-    """A server whose model writes the last message's content, calls in hermes' format, and thoughts; its tokenizer has
-    the marks as tokens, as Qwen's does."""
+def talking(tmp_path_factory: pytest.TempPathFactory, *marks: str, are_special: bool = True) -> Iterator[Running]:
+    """A server whose model writes the last message's content; its template and its vocabulary have these marks."""
     folder = tmp_path_factory.mktemp("models") / "talking"
     folder.mkdir()
     tokenizer = byte_level_tokenizer()
-    tokenizer.add_tokens([AddedToken(mark, special=has_special_marks) for mark in MARKS])
+    tokenizer.add_tokens([AddedToken(mark, special=are_special) for mark in marks])
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"chat_template": ECHO, "eos_token": "<|im_end|>"}
+    settings = {"chat_template": ECHO.replace("MARKS", " ".join(marks)), "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with running_server(folder, tmp_path_factory.mktemp("ipc")) as running:
         running.core.step_seconds = 0.0
@@ -52,7 +57,8 @@ def talking(tmp_path_factory: pytest.TempPathFactory, *, has_special_marks: bool
 
 @pytest.fixture(scope="module")
 def own_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with talking(tmp_path_factory, has_special_marks=False) as running:
+    """Of Qwen's marks, which are tokens and not special."""
+    with talking(tmp_path_factory, *QWEN, are_special=False) as running:
         yield running
 
 
@@ -60,12 +66,6 @@ def own_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def model(own_model: Running) -> Running:
     own_model.core.received, own_model.core.aborted = [], []
     return own_model
-
-
-@pytest.fixture(scope="module")
-def special(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with talking(tmp_path_factory, has_special_marks=True) as running:
-        yield running
 
 
 def wishes(text: str, **options: Any) -> dict[str, Any]:
@@ -273,12 +273,43 @@ def test_a_structured_answer_comes_behind_a_thought_and_a_budget_ends_that(model
     assert "max_tokens" in free
 
 
-def test_marks_that_are_special_tokens_reach_the_parser_and_others_stay_hidden(special: Running) -> None:
-    choice = answer(special, f"<think>Hm</think><|im_start|>Hi. {WEATHER}<|im_start|>")
-    assert (choice.message.content, calls_of(choice)) == ("Hi.", [("weather", CITY)])
-    assert choice.message.to_dict()["reasoning"] == "Hm"
-    plain = answer(special, f"{WEATHER}", tool_choice="none").message.content
-    assert plain == WEATHER.replace("<tool_call>", "").replace("</tool_call>", "")
+OTHERS: list[tuple[tuple[str, ...], str, str | None, str]] = [
+    (QWEN, f"<think>Hm</think><|im_start|>Hi. {WEATHER}<|im_start|>", "Hi.", r"call_[0-9a-f]{24}"),
+    (
+        KIMI,
+        "Hi.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:3<|tool_call_argument_begin|>"
+        f"{CITY}<|tool_call_end|><|tool_calls_section_end|>",
+        "Hi.",
+        r"functions\.weather:3",
+    ),
+    (("[TOOL_CALLS]", "[ARGS]"), f"[TOOL_CALLS]weather[ARGS]{CITY}", None, r"[0-9a-zA-Z]{9}"),
+    (
+        CHANNELS,
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        f"<|constrain|>json<|message|>{CITY}",
+        None,
+        r"call_[0-9a-f]{24}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("marks", "text", "content", "call_id"), OTHERS, ids=["qwen", "kimi", "mistral", "gpt-oss"])
+def test_marks_that_are_special_tokens_are_read_and_others_stay_hidden(
+    tmp_path_factory: pytest.TempPathFactory, marks: tuple[str, ...], text: str, content: str | None, call_id: str
+) -> None:
+    with talking(tmp_path_factory, *marks) as model:
+        choice = answer(model, text)
+        assert (choice.message.content, calls_of(choice)) == (content, [("weather", CITY)])
+        assert re.fullmatch(call_id, choice.message.tool_calls[0].id)
+        assert choice.message.to_dict().get("reasoning") == ("Hm" if "Hm" in text else None)
+        assert grammar_of(model, tool_choice="required") is not None
+
+
+def test_marks_of_calls_stay_hidden_where_nothing_may_be_called(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with talking(tmp_path_factory, *QWEN) as model:
+        assert answer(model, f"Hi.{WEATHER}", tool_choice="none").message.content == "Hi." + WEATHER.replace(
+            "<tool_call>", ""
+        ).replace("</tool_call>", "")
 
 
 # What a model is held to.

@@ -153,7 +153,7 @@ def texts_in(described: Any) -> Iterator[str]:
 
 
 def read(name: str, text: str) -> list[Event]:
-    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False)
+    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False, is_held=True)
     return joined([*parser.feed(text), *parser.finish(is_cut=False)])
 
 
@@ -245,6 +245,72 @@ def test_a_grammar_takes_what_models_write_of_themselves(name: str, text: str) -
         assert model.num_chars_taken(grammar, other) < len(other)
 
 
+def test_properties_stand_in_the_order_that_the_model_has_learnt() -> None:
+    tools = strict(town={"type": "string"}, Area={"type": "integer"})
+    for name, text in (
+        ("gemma4", '<|tool_call>call:weather{Area:1,town:<|"|>Oslo<|"|>}<tool_call|>'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"town": "Oslo", "Area": 1}}</tool_call>'),
+    ):
+        model = Model(SPECIAL.get(name, ()), name)
+        grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids)
+        assert model.num_chars_taken(grammar, text) == len(text)
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic", "hermes", "qwen3_coder"])
+def test_a_tool_may_have_many_properties_that_may_be_left_out(name: str) -> None:
+    properties = {f"p{number:03}": {"type": "integer"} for number in range(200)}
+    tools = [CallableTool("weather", {"type": "object", "properties": properties}, is_strict=True)]
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=False, special_ids=model.ids)
+    texts = {
+        "gemma4": "<|tool_call>call:weather{p003:1,p150:2}<tool_call|>",
+        "pythonic": "[weather(p003=1, p150=2)]",
+        "hermes": '<tool_call>{"name": "weather", "arguments": {"p003": 1, "p150": 2}}</tool_call>',
+        "qwen3_coder": "<tool_call><function=weather><parameter=p003>\n1\n</parameter><parameter=p150>\n2\n</parameter>"
+        "</function></tool_call>",
+    }
+    assert model.num_chars_taken(grammar, texts[name]) == len(texts[name])
+    assert model.num_chars_taken(grammar, texts[name].replace("p003", "p200")) < len(texts[name])
+
+
+@pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "glm45"])
+def test_texts_without_quotes_follow_lengths_and_patterns(name: str) -> None:
+    properties = {
+        "a": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 9000}, {"type": "null"}]},
+        "b": {"type": "string", "pattern": "/x$"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
+    tools = [CallableTool("weather", schema, is_strict=True)]
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=False, special_ids=model.ids)
+    template = {
+        "gemma4": '<|tool_call>call:weather{a:<|"|>A<|"|>,b:<|"|>B<|"|>}<tool_call|>',
+        "qwen3_coder": "<tool_call><function=weather><parameter=a>\nA\n</parameter><parameter=b>\nB\n</parameter>"
+        "</function></tool_call>",
+        "glm45": "<tool_call>weather<arg_key>a</arg_key><arg_value>A</arg_value><arg_key>b</arg_key>"
+        "<arg_value>B</arg_value></tool_call>",
+    }[name]
+    for a, b, is_taken in (("xx", "/x", True), ("x", "/x", False), ("y" * 9001, "/x", False), ("xx", "x", False)):
+        text = template.replace("A", a).replace("B", b)
+        assert (model.num_chars_taken(grammar, text) == len(text)) == is_taken
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic", "hermes", "qwen3_coder"])
+def test_odd_names_of_properties_can_be_read(name: str) -> None:
+    schema = {"type": "object", "properties": {"a b": {"type": "integer"}, 'c"d': {"type": "integer"}}}
+    tools = [CallableTool("weather", schema | {"required": ["a b", 'c"d']}, is_strict=True)]
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=False, special_ids=model.ids)
+    (arguments,) = [event for event in read(name, model.write(grammar, 1)) if isinstance(event, Arguments)]
+    assert set(json.loads(arguments.text)) == {"a b", 'c"d'}
+
+
+def test_a_name_that_marks_would_cut_is_refused() -> None:
+    tools = [CallableTool("weather", {"properties": {"a>b": {}}}, is_strict=False)]
+    with pytest.raises(GrammarError, match="'a>b'"):
+        calls_grammar(FORMATS["qwen3_coder"], tools, is_required=True, is_parallel=True, special_ids={})
+
+
 def strict(**properties: Any) -> list[CallableTool]:
     return [CallableTool("weather", {"type": "object", "properties": properties}, is_strict=True)]
 
@@ -254,8 +320,9 @@ def strict(**properties: Any) -> list[CallableTool]:
     [
         ("hermes", {"type": "array", "uniqueItems": True}, "'weather': 'uniqueItems' at /properties/p"),
         ("qwen3_coder", {"type": "array", "uniqueItems": True}, "'weather': 'uniqueItems' at the top"),
-        ("qwen3_coder", {"type": "string", "format": "date"}, "'format' at /properties/p"),
+        ("qwen3_coder", {"type": "string", "format": "date", "maxLength": 9}, "'format' at /properties/p"),
         ("qwen3_coder", {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}, "'minimum' at /prop"),
+        ("glm45", {"type": "string", "pattern": "^$|^a"}, "'pattern' at /properties/p"),
         ("gemma4", {"type": "object", "patternProperties": {}}, "'patternProperties' at /properties/p"),
         ("gemma4", {"items": {"oneOf": [{"type": "string"}, {"minLength": 2}]}, "type": "array"}, "'oneOf' at /prop"),
         ("pythonic", {"allOf": []}, "'allOf' at /properties/p"),

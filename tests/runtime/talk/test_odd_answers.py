@@ -75,9 +75,16 @@ ODD: list[tuple[str, str | None, str | None, str, list[Event]]] = [
         "[weather_now(), sea()]",
         [CallBegun(0, "weather_now", None), Arguments(0, "{}"), CallEnded(0), Content(", sea()]")],
     ),
+    ("a call without brackets", "pythonic", None, "weather_now() says so", [Content("weather_now() says so")]),
+    ("a header without arguments", "gemma4", None, "<|tool_call>call:weather[1]", [
+        Content("<|tool_call>call:weather[1]"),
+    ]),
     ("an answer in brackets", "pythonic", None, "[1] says so", [Content("[1] says so")]),
     ("an expression", "pythonic", None, "[weather(city=a + b)]", [
         CallBegun(0, "weather", None), Arguments(0, '{"city": a + b)]'),
+    ]),
+    ("an answer in JSON that has a tool's name", "llama3_json", None, '{"name": "weather", "id": 3}', [
+        Content('{"name": "weather", "id": 3}'),
     ]),
     ("an answer in JSON", "llama3_json", None, '{"name": "Oslo"}', [Content('{"name": "Oslo"}')]),
     ("parameters not closed", "qwen3_coder", None, "<function=weather>\n<parameter=city>\nOslo\n</parameter>", [

@@ -1,0 +1,37 @@
+"""Texts of the formats that JSON Schema names, as regular expressions of the whole text. Some take a part of what the
+format allows, never more."""
+
+from typing import Final
+
+_MONTH_DAY: Final = "(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+_BY_FOUR: Final = "(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR: Final = f"(?:[0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)"
+DATE: Final = f"(?:(?:[0-9]{{3}}[1-9]|[0-9]{{2}}[1-9]0|[0-9][1-9]00|[1-9]000)-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
+TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST: Final = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
+_GROUP: Final = "[0-9a-fA-F]{1,4}"
+_IPV6: Final = "|".join(
+    [f"(?:{_GROUP}:){{7}}{_GROUP}", f"(?:{_GROUP}:){{1,7}}:", f":(?::{_GROUP}){{1,7}}", "::"]
+    + [f"(?:{_GROUP}:){{{before}}}(?::{_GROUP}){{1,{7 - before}}}" for before in range(1, 7)]
+)
+_SECONDS: Final = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DAYS: Final = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+
+_CHAR: Final = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+_PATH: Final = rf"(?:\/\/{_HOST}(?::[0-9]{{1,5}})?|{_CHAR}+)(?:\/{_CHAR}*)*"
+_BEHIND: Final = rf"(?:{_CHAR}|[\/?])*"
+
+REGEXES: Final = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}T{TIME}",
+    "duration": f"P(?:{_DAYS}(?:T{_SECONDS})?|T{_SECONDS}|[0-9]+W)",
+    "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+){{0,8}}@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "ipv6": f"(?:{_IPV6})",
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?{_BEHIND})?(?:#{_BEHIND})?",
+}
