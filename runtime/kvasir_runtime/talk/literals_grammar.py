@@ -12,6 +12,7 @@ from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
 from kvasir_runtime.talk.parameters_grammar import KEY
 from kvasir_runtime.talk.schemas import (
+    ALL_TYPES,
     OBJECT_KEYWORDS,
     ArgumentsSchema,
     listed_values,
@@ -22,7 +23,6 @@ from kvasir_runtime.talk.schemas import (
 
 MAX_DEPTH: Final = 64
 _SINGLE_QUOTED: Final = r"/'([^'\\\x00-\x1f]|\\[\\'nt])*'/"
-ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
     "string": ("type", "pattern", "minLength", "maxLength", "format"),
     "integer": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -75,8 +75,8 @@ class LiteralsGrammar:
                 self._check_branches(keyword, branches, place)
                 here = f"{place}/{keyword}"
                 return [self._value(branch, f"{here}/{n}", depth + 1) for n, branch in enumerate(branches)]
-        types = sorted(self._schema.types_of(schema)) or list(ALL_TYPES)
-        self._schema.check(schema, [name for each in types for name in _KEYWORDS.get(each, ())], place)
+        types = sorted(self._schema.types_of(schema) & {*ALL_TYPES}) or list(ALL_TYPES)
+        self._schema.check(schema, [name for each in types for name in _KEYWORDS[each]], place)
         return [self._of_type(each, schema, place, depth) for each in types]
 
     def _is_narrower(self, branch: Any, schema: Mapping[str, Any]) -> bool:
@@ -111,7 +111,7 @@ class LiteralsGrammar:
                 quote = self._literals.raw_quotes[0]
                 rule = self._schema.text_rule(schema, place)
                 return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
-        known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
+        known = {keyword: schema[keyword] for keyword in _KEYWORDS[name] if keyword in schema} | {"type": name}
         written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])

@@ -10,7 +10,7 @@ from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
-from kvasir_runtime.talk.schemas import ArgumentsSchema, listed_values, named_properties, required_of
+from kvasir_runtime.talk.schemas import ALL_TYPES, ArgumentsSchema, listed_values, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _PYTHON_WORDS: Final = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
@@ -90,9 +90,8 @@ class ParametersGrammar:
 
     def _json(self, schema: Any) -> str:
         types = self._schema.types_of(schema)
-        written = self._grammar.json(
-            self._schema.alone(schema), None if self._schema.is_strict else {"type": sorted(types)}
-        )
+        any_of_types = {"type": sorted(types & {*ALL_TYPES}) or list(ALL_TYPES)}
+        written = self._grammar.json(self._schema.alone(schema), None if self._schema.is_strict else any_of_types)
         words = [word for name, word in _PYTHON_WORDS if name in types] if self._parameters.has_python_words else []
         if not words or (isinstance(schema, Mapping) and CHECKED & schema.keys() - {"type", "anyOf", "oneOf"}):
             return written

@@ -13,6 +13,12 @@ MAX_REFS: Final = 32
 OBJECT_KEYWORDS: Final = ("type", "properties", "required", "additionalProperties")
 _DEFINITIONS: Final = ("$schema", "$defs", "definitions")
 
+ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
+_FOREIGN_TYPES: Final = {
+    "str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean", "dict": "object",
+    "list": "array", "tuple": "array",
+}  # fmt: skip
+"""Python's, which tools are described with at times."""
 _OF_OBJECTS: Final = (
     "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
     "maxProperties", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
@@ -87,7 +93,7 @@ def listed_values(schema: Any) -> list[Any] | None:
 def _declared(schema: Mapping[str, Any]) -> list[str]:
     declared = schema.get("type")
     given = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
-    return [each for each in given if isinstance(each, str)]
+    return [_FOREIGN_TYPES.get(each, each) for each in given if isinstance(each, str)]
 
 
 def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
@@ -144,7 +150,10 @@ class ArgumentsSchema:
         """Raises GrammarError where more is said beside a reference."""
         if isinstance(schema, Mapping) and "$ref" in schema:
             self.check(schema, ("$ref",), place)
-        return referred(schema, self.root)
+        found = referred(schema, self.root)
+        if found is None and self.is_strict:
+            raise GrammarError(f"at {place or 'the top'} of the schema a reference leads nowhere in it")
+        return {} if found is None else found
 
     def types_of(self, schema: Any) -> frozenset[str]:
         return types_of(schema, self.root)
@@ -165,6 +174,8 @@ class ArgumentsSchema:
             speaks_of_others = bool(types) and keyword in _SPEAKS_OF and not {*types} & {*_SPEAKS_OF[keyword]}
             if keyword in CHECKED and keyword not in known and not only_describes and not speaks_of_others:
                 raise UnsupportedKeywordError(keyword, place, "this model writes arguments in a format of its own")
+        if isinstance(schema.get("items"), list):
+            raise UnsupportedKeywordError("items", place, "this model writes arguments in a format of its own")
 
     def text_rule(self, schema: Any, place: str) -> TextRule | None:
         """Of a string's schema. None: any text. Raises GrammarError."""
