@@ -18,9 +18,9 @@ SPLIT_UNIT_KEYS = 128
 """Fewer keys than this are not worth a split of their own. Up to a head_dim of 128, loads of this many are all under
 way at once; each split leaves a row of float32 a query head, in groups of 8 already 6 % of the bytes that it
 reads."""
-SHORT_UNITS = 8
-"""Units of a short sequence. On an H100, 64 of 4,096 keys take 395 us in units of 256, 409 in units of 128; one of
-1,024 takes 11.0 and 9.4."""
+SHORT_UNITS = 4
+"""Units of a short sequence. On an H200, 64 of 1,024 keys take 93 us in units of 128, 86 in units of 256, eight 19 and
+16, one 9 and 11."""
 _LEAST_SPLITS, _MOST_SPLITS = 4, 64
 _PROGRAMS_PER_SM = 32
 """Most decode programs launched a multiprocessor: an idle one costs about a nanosecond of the launch."""

@@ -51,14 +51,17 @@ class Tile:
 PREFETCHED_BYTES = 32 * 1024
 """Of the weight by a program while the kernel before runs: some 10 MB on all of a GPU, which its L2 cache holds."""
 NARROW = Tile(outputs=16, inputs=512, num_warps=4, num_stages=5)
+SHORT = Tile(outputs=16, inputs=256, num_warps=4, num_stages=7)
 WIDE = Tile(outputs=64, inputs=128, num_warps=2, num_stages=5)
-WIDE_FROM = 65536
-"""Outputs, as of a head: benchmarks/results/gpu-2026-11-27-few-rows.md."""
+WIDE_FROM, SHORT_TO = 65536, 1024
+"""Outputs, as of a head, and inputs: benchmarks/results/gpu-2026-11-27-few-rows.md."""
 
 
-def choose_tile(num_outputs: int) -> Tile:
+def choose_tile(num_outputs: int, num_inputs: int) -> Tile:
     """By the weight alone, since another tile may sum in another order."""
-    return WIDE if num_outputs >= WIDE_FROM else NARROW
+    if num_outputs >= WIDE_FROM:
+        return WIDE
+    return SHORT if num_inputs <= SHORT_TO else NARROW
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -78,7 +81,7 @@ class FewRowsWeight(PlainWeight):
         """`starts_early`: where the GPU can, it prefetches while the kernel before it runs."""
         super().__init__(weight.contiguous(), bias)
         self._starts_early = starts_early and has_dependent_launch(weight.device)
-        self._tile = tile or choose_tile(len(weight))
+        self._tile = tile or choose_tile(*weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[:-1].numel()

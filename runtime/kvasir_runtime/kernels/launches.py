@@ -28,6 +28,10 @@ class Launcher:
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
         """Kinds of arguments -> what Triton compiled for them, and the values of its constants."""
 
+    def clear(self) -> None:
+        """Ask Triton again for everything."""
+        self._compiled.clear()
+
     def __call__(self, grid: tuple[int, ...], first: Tensor, *arguments: Any, **constants: Any) -> None:
         """As `kernel[grid](first, *arguments, **constants)`; options as num_warps are among the constants."""
         self.prepare(grid, *arguments, **constants)(first)

@@ -386,7 +386,7 @@ def _search_all(
                 amount = _amounts(scaled, least)
             below += tl.where(_key(scaled) < tried, amount, 0)
         found = tl.where(tl.sum(below, 0) < wanted, tried, found)
-    return tl.minimum(cut, found)
+    return found
 
 
 @triton.jit

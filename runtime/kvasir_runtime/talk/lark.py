@@ -93,7 +93,7 @@ class LarkGrammar:
             self._rules.append(self._names[key] + written)
         return self._names[key]
 
-    def text_until(self, end: str, *, without: Sequence[str] = (), rule: "TextRule | None" = None) -> str:
+    def text_until(self, end: str, *, without: Sequence[str] = (), rule: TextRule | None = None) -> str:
         """Text up to the first `end`, and that. `without`: regular expressions of what it must not have anywhere."""
         special = self._specials.search(end) if self._specials is not None else None
         if special is not None:

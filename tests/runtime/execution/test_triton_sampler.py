@@ -138,6 +138,11 @@ def test_masked_draws_are_the_twins(params: dict[str, Any], assert_equal: Any) -
     assert_equal(logits_of("random"), [params, params], mask=mask)
 
 
+def test_a_greedy_row_among_others_takes_the_first_of_two_zeros(draw_on: Any) -> None:
+    logits = torch.tensor([-1.0, -0.0, 0.0, -2.0])
+    assert draw_on(DEVICE, TRITON, logits, [{}, GREEDY])[1] == 1
+
+
 def test_a_small_vocabulary_may_be_all_there_is(assert_equal: Any) -> None:
     logits = torch.randn(5, generator=torch.Generator().manual_seed(1))
     assert_equal(logits, [{"top_p": 0.7}, {"top_k": 2}, {}, GREEDY])

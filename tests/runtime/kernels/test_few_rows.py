@@ -8,6 +8,7 @@ from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, TOLERANCES, r
 from kvasir_runtime.kernels.few_rows_triton import (
     MOST_ROWS,
     NARROW,
+    SHORT,
     WIDE,
     FewRowsWeight,
     Tile,
@@ -20,7 +21,7 @@ from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 
 pytestmark = GPU_MARKS
 
-TILES = [NARROW, WIDE]
+TILES = [SHORT, NARROW, WIDE]
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -114,9 +115,11 @@ def test_which_weights_it_is_for(shape: tuple[int, int], dtype: torch.dtype, is_
     assert suits(torch.empty(shape, dtype=dtype, device="meta")) is is_suited
 
 
-@pytest.mark.parametrize(("num_outputs", "tile"), [(1024, NARROW), (4096, NARROW), (151_936, WIDE)])
-def test_a_wider_weight_has_larger_tiles(num_outputs: int, tile: Tile) -> None:
-    assert choose_tile(num_outputs) == tile
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "tile"), [(4096, 1024, SHORT), (4096, 4096, NARROW), (151_936, 1024, WIDE)]
+)
+def test_the_tile_follows_from_the_weight(num_outputs: int, num_inputs: int, tile: Tile) -> None:
+    assert choose_tile(num_outputs, num_inputs) == tile
 
 
 @pytest.mark.parametrize("tile", TILES)

@@ -3,7 +3,8 @@
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -152,8 +153,8 @@ def texts_in(described: Any) -> Iterator[str]:
                 yield from texts_in(getattr(described, part.name))
 
 
-def read(name: str, text: str) -> list[Event]:
-    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False, is_held=True)
+def read(name: str, text: str, schemas: Mapping[str, Any] = SCHEMAS) -> list[Event]:
+    parser = AnswerParser(FORMATS[name], None, tools=schemas, is_thinking=False, is_held=True)
     return joined([*parser.feed(text), *parser.finish(is_cut=False)])
 
 
@@ -305,6 +306,47 @@ def test_odd_names_of_properties_can_be_read(name: str) -> None:
     assert set(json.loads(arguments.text)) == {"a b", 'c"d'}
 
 
+MALFORMED: list[Any] = [
+    3, [], "x", {"type": 3}, {"type": "nothing"}, {"enum": 5}, {"anyOf": 3}, {"anyOf": [3]}, {"oneOf": {}},
+    {"allOf": 3},
+    {"type": "array", "items": 3}, {"type": "array", "minItems": "x"}, {"type": "string", "minLength": "x"},
+    {"type": "string", "pattern": 3}, {"type": "string", "pattern": "("}, {"type": "object", "properties": []},
+    {"type": "object", "required": 3}, {"$ref": 3}, {"$ref": "#/nowhere"}, {"$ref": "#"}, {"const": {"a": [None, 1.5]}},
+    {"type": "integer", "minimum": "x"}, {"format": 3}, {"type": "string", "format": []}, {"enum": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "gemma4", "pythonic", "qwen3_coder", "deepseek_v32"])
+def test_a_malformed_schema_is_refused_or_means_nothing_more(name: str, is_strict: bool) -> None:
+    model = Model(SPECIAL.get(name, ()), name)
+    wholes = [*MALFORMED, *({"type": "object", "properties": {"p": each}} for each in MALFORMED)]
+    for schema in wholes:
+        tools = [CallableTool("weather", schema, is_strict=is_strict)]
+        with suppress(GrammarError):  # and nothing else
+            model.num_chars_taken(
+                calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids), "x"
+            )
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic", "qwen3_coder"])
+def test_what_says_nothing_more_is_no_reason_to_refuse(name: str) -> None:
+    tools = strict(
+        one={"allOf": [{"type": "integer"}]},
+        other={"type": "integer", "pattern": "a", "required": ["x"]},
+        listed={"type": "string", "oneOf": [{"const": "a"}, {"const": "b"}]},
+        some={"type": "array", "items": {"type": "integer"}, "additionalItems": False},
+        mixed={"type": "string", "enum": ["a", 1]},
+        never=False,
+    )
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids)
+    for seed in range(4):
+        for event in read(name, model.write(grammar, seed), {"weather": tools[0].parameters}):
+            if isinstance(event, Arguments):
+                jsonschema.validate(json.loads(event.text), tools[0].parameters)
+
+
 def test_a_name_that_marks_would_cut_is_refused() -> None:
     tools = [CallableTool("weather", {"properties": {"a>b": {}}}, is_strict=False)]
     with pytest.raises(GrammarError, match="'a>b'"):
@@ -326,6 +368,9 @@ def strict(**properties: Any) -> list[CallableTool]:
         ("gemma4", {"type": "object", "patternProperties": {}}, "'patternProperties' at /properties/p"),
         ("gemma4", {"items": {"oneOf": [{"type": "string"}, {"minLength": 2}]}, "type": "array"}, "'oneOf' at /prop"),
         ("pythonic", {"allOf": []}, "'allOf' at /properties/p"),
+        ("qwen3_coder", {"$ref": "#/$defs/list", "maxItems": 1}, "'maxItems' at /properties/p"),
+        ("gemma4", {"$ref": "http://example.com/other"}, "a reference leads nowhere"),
+        ("pythonic", {"type": "array", "items": [{"type": "string"}]}, "'items' at /properties/p"),
         ("openai", {"not": {}, "contains": {}}, "'contains' at /properties/p"),
     ],
 )

@@ -18,7 +18,7 @@ def pieces_of(answer: Answer) -> list[str]:
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_text_is_read_the_same_in_all_pieces(answer: Answer, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(answer.text)))
