@@ -19,6 +19,7 @@ from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.answer_formats import AnswerFormats
 from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
@@ -26,7 +27,7 @@ from kvasir_runtime.server.foreign_fields import Body
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.reading import AnswerFormats, Reading
+from kvasir_runtime.server.reading import Reading
 from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.server.reading import answer_formats
+from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.structured.vocabulary import Vocabulary, num_words
 
 TOOLS = [
