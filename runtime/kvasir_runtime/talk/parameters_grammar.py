@@ -85,8 +85,9 @@ class ParametersGrammar:
                 keyword = "pattern" if rule.pattern is not None else "format"
                 raise UnsupportedKeywordError(keyword, place, "beside a length it takes too much work at every token")
             rule = replace(rule, min_length=0, max_length=None)
-        text = self._grammar.text_until(self._end, rule=rule)
-        return self._grammar.rule(one_of([text, self._grammar.text("null" + self._end)])) if "null" in types else text
+        if rule is not None:
+            rule = replace(rule, or_null="null" in types)
+        return self._grammar.text_until(self._end, rule=rule)
 
     def _json(self, schema: Any) -> str:
         types = self._schema.types_of(schema)

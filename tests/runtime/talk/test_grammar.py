@@ -127,6 +127,9 @@ class Model:
             written += taken
         raise AssertionError(b"".join(map(self.token_bytes, written)).decode()[:500])
 
+    def num_tokens_taken(self, grammar: str, token_ids: Sequence[int]) -> int:
+        return self._vocabulary.matcher(grammar).num_valid(token_ids)
+
     def num_chars_taken(self, grammar: str, text: str) -> int:
         """All of them only where the answer may end there."""
         matcher, token_ids = self._vocabulary.matcher(grammar), self.token_ids(text)
@@ -277,7 +280,7 @@ def test_a_tool_may_have_many_properties_that_may_be_left_out(name: str) -> None
 @pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "glm45"])
 def test_texts_without_quotes_follow_lengths_and_patterns(name: str) -> None:
     properties = {
-        "a": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 9000}, {"type": "null"}]},
+        "a": {"anyOf": [{"type": "string", "minLength": 5, "maxLength": 9000}, {"type": "null"}]},
         "b": {"type": "string", "pattern": "/x$"},
     }
     schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
@@ -291,9 +294,27 @@ def test_texts_without_quotes_follow_lengths_and_patterns(name: str) -> None:
         "glm45": "<tool_call>weather<arg_key>a</arg_key><arg_value>A</arg_value><arg_key>b</arg_key>"
         "<arg_value>B</arg_value></tool_call>",
     }[name]
-    for a, b, is_taken in (("xx", "/x", True), ("x", "/x", False), ("y" * 9001, "/x", False), ("xx", "x", False)):
+    for a, b, is_taken in (
+        ("xxxxx", "/x", True),
+        ("null", "/x", True),
+        ("xxxx", "/x", False),
+        ("xxxx\n</parameter>xxxx", "/x", name != "qwen3_coder"),
+        ("y" * 9001, "/x", False),
+        ("xxxxx", "x", False),
+    ):
         text = template.replace("A", a).replace("B", b)
-        assert (model.num_chars_taken(grammar, text) == len(text)) == is_taken
+        if (name, a) != ("gemma4", "null"):
+            assert (model.num_chars_taken(grammar, text) == len(text)) == is_taken
+
+
+def test_a_text_does_not_spell_the_token_that_ends_it() -> None:
+    model = Model(SPECIAL["glm45"], "glm45")
+    grammar = calls_grammar(
+        FORMATS["glm45"], strict(a={"type": "string"}), is_required=True, is_parallel=False, special_ids=model.ids
+    )
+    begun = model.token_ids("<tool_call>weather<arg_key>a</arg_key><arg_value>b")
+    assert model.num_tokens_taken(grammar, [*begun, *b"</arg_value"]) == len(begun) + len("</arg_value")
+    assert model.num_tokens_taken(grammar, [*begun, *b"</arg_value>"]) == len(begun) + len("</arg_value")
 
 
 @pytest.mark.parametrize("name", ["gemma4", "pythonic", "hermes", "qwen3_coder"])
