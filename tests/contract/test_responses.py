@@ -79,8 +79,8 @@ async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp
     keys = tmp_path / "keys.json"
     keys.write_text('{"k1": "blue", "k2": "red"}')
     urls = tuple(server.url for server in servers)
-    config = RouterConfig(port=0, admin_port=0, endpoint=urls, probe_interval=0.05, api_keys_file=keys)
-    async with running(config) as router:
+    options: dict[str, Any] = {"probe_interval": 0.05, "shutdown_delay": 0.01, "shutdown_timeout": 1.0}
+    async with running(RouterConfig(port=0, admin_port=0, endpoint=urls, api_keys_file=keys, **options)) as router:
         base_url = f"{router.url}/v1"
         blue, red, nobody = (openai.AsyncOpenAI(base_url=base_url, api_key=key) for key in ("k1", "k2", "k3"))
         made = await blue.responses.create(input="Hi", max_output_tokens=2)

@@ -20,7 +20,7 @@ from kvasir_http.connections import ClientLimits
 from kvasir_runtime.errors import InvalidRequestError, ServerUnavailableError
 from kvasir_runtime.flags import NEAR
 from kvasir_runtime.server.errors import BodyTimeoutError, BodyTooLargeError
-from kvasir_runtime.server.foreign_fields import Body
+from kvasir_runtime.server.foreign_fields import HINTS, Body
 
 logger = logging.getLogger(__name__)
 MAX_SHOWN_INPUT = 80  # characters of a wrong value that an error repeats
@@ -28,7 +28,7 @@ MAX_LISTED_ERRORS = 1000
 """Describing one takes some 15 us, and nothing else runs meanwhile."""
 Model = TypeVar("Model", bound=Body)
 MAX_NAMED_HINTS = 1024
-"""Names that the log gives in a process's life: clients choose them."""
+"""After so many, the log gives only names that are known, since clients choose the others."""
 _named_hints: set[str] = set()
 
 
@@ -158,7 +158,10 @@ def _invalid(model: type[Body], error: ValidationError, body: bytes = b"") -> In
 
 
 def _name_once(hints: set[str]) -> None:
-    if (new := hints - _named_hints) and len(_named_hints) < MAX_NAMED_HINTS:
+    new = hints - _named_hints
+    if len(_named_hints) > MAX_NAMED_HINTS:
+        new &= HINTS
+    if new:
         _named_hints.update(new)
         logger.info("clients send fields that mean nothing here: %s", ", ".join(sorted(new)))
 

@@ -69,6 +69,24 @@ def test_the_answers_beginning_in_the_request_is_continued() -> None:
     assert bytes(fields["continue_final_message"]) == b"true"
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"thinking": {"type": "enabled"}}, {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}}),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}, {"reasoning_effort": "none"}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
+        ({"thinking": {"type": "adaptive"}}, {}),
+        (
+            {"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": False}},
+            {"chat_template_kwargs": {"enable_thinking": True, "thinking": False}},
+        ),
+    ],
+)
+def test_how_much_is_thought_reaches_the_template(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    fields = prompt(Messages(), {"messages": [{"role": "user", "content": "Hi"}]} | options).template_fields
+    assert {name: json.loads(bytes(value)) for name, value in fields if name != "continue_final_message"} == expected
+
+
 @pytest.mark.parametrize("messages", [5, [], [{"role": "user", "content": [{"type": "image"}]}]])
 def test_what_an_engine_will_refuse_is_matched_by_its_bytes(messages: Any) -> None:
     found = prompt(Messages(), {"messages": messages})

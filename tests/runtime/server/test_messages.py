@@ -1,6 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens, asked through Anthropic's official client."""
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -199,6 +200,7 @@ def test_a_stream_of_blocks_adds_up_to_the_whole(model, name: str) -> None:
     blocks = [block.model_dump(exclude_none=True) for block in streamed.content]
     assert list(map(without_ids, blocks)) == list(map(without_ids, whole["content"]))
     assert streamed.stop_reason == whole["stop_reason"]
+    assert [block.get("signature") for block in blocks] == [block.get("signature") for block in whole["content"]]
 
 
 def test_a_call_that_is_cut_says_max_tokens(model) -> None:
@@ -379,6 +381,14 @@ def test_fields_of_newer_clients_are_taken(client) -> None:
         extra_body={"context_management": {"edits": []}, "diagnostics": True},
     )
     assert message.usage.output_tokens == 1
+
+
+def test_no_more_fields_are_named_in_the_log_than_anybody_reads(running, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "kvasir_runtime"):
+        for start in range(0, 3000, 500):
+            ask(running, max_tokens=1, **{f"new_{number}": 1 for number in range(start, start + 500)})
+    named = [record.message for record in caplog.records if "mean nothing here" in record.message]
+    assert 0 < len(named) < 6
 
 
 def test_a_format_of_the_answer_becomes_its_grammar(running) -> None:

@@ -12,6 +12,7 @@ from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, own_mode
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.journal import COMMENT
+from kvasir_runtime.server.open_responses_request import ResponsesRequest
 
 __all__ = ["own_model"]  # a fixture
 PROMPT = "größer 日本語 😀 the quick brown fox"
@@ -276,6 +277,12 @@ def test_what_is_not_to_be_kept_is_not(running) -> None:
     assert made.to_dict()["store"] is False
     with pytest.raises(openai.NotFoundError):
         running.client.responses.retrieve(made.id)
+
+
+@pytest.mark.parametrize(("is_prefill", "is_kept"), [(True, False), (False, True)])
+def test_a_prefill_for_another_engine_is_kept_there(is_prefill: bool, is_kept: bool) -> None:
+    body = {"input": "hi", "kv_transfer_params": {"do_remote_decode": is_prefill}}
+    assert ResponsesRequest.model_validate(body).is_kept is is_kept
 
 
 def test_a_streamed_response_is_kept_too(running) -> None:
