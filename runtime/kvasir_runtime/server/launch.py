@@ -37,13 +37,13 @@ from kvasir_runtime.parallel.counts import CollectiveTotals
 from kvasir_runtime.pooling.description import describe_pooling
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
+from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.server.app import create_app
 from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.pair_prompts import pair_prompt_of
 from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
-from kvasir_runtime.server.reading import answer_formats
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.serving import Serving

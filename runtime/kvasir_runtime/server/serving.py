@@ -20,6 +20,7 @@ from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
 from kvasir_runtime.pooling.description import PoolingDescription
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.answer_formats import AnswerFormats
 from kvasir_runtime.server.body import Body, parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
@@ -28,7 +29,7 @@ from kvasir_runtime.server.middleware import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.pair_prompts import PairPrompt
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.reading import AnswerFormats, Reading
+from kvasir_runtime.server.reading import Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars

@@ -42,7 +42,7 @@ REQUEST = GenerateRequest(
 ASKED_NOTHING = SimpleNamespace(max_body_bytes=1000, max_body_seconds=5.0)
 """What a server is asked whose requests cannot be read."""
 BEGINNING = b'{"request_id":"c","created":0,"seeds":[7],"model":"m"}\n'
-ENTRY = b"[0,[5],null,0]\n"
+ENTRY = b"[0,[5],null,0,1]\n"
 
 
 class OneGeneration:
