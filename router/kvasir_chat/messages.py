@@ -4,7 +4,9 @@ Templates differ in what they take for "no content" and for a call's arguments, 
 way: to a template that looks, and to one that prints.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Callable, ItemsView, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -12,6 +14,7 @@ import msgspec
 
 Message = dict[str, Any]
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names of the same, in the order in which transformers looks for it."""
 
@@ -59,6 +62,21 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
+class UnreadableArguments(str):
+    """Arguments that are no JSON object, as of a call that was cut: their text, and to a template that lists them none.
+
+    They are the model's own words, so the conversation goes on with them.
+    """
+
+    __slots__ = ()
+
+    def items(self) -> ItemsView[str, Any]:
+        return {}.items()
+
+
+Mapping.register(UnreadableArguments)  # Jinja's filter `items` asks for one
+
+
 def is_none(value: object) -> bool:
     """Jinja's test `none`."""
     return value is None or isinstance(value, NoContent)
@@ -84,8 +102,15 @@ def template_message(
     if reasoning is not None:
         seen |= dict.fromkeys(_REASONING, reasoning)
     if calls := message.get("tool_calls"):
-        seen["tool_calls"] = [_call(call, f"{field}.tool_calls") for call in calls]
+        seen["tool_calls"] = [_call(call) for call in calls]
     return seen
+
+
+def shorten_ids(message: Message) -> None:
+    """Of calls, to nine letters and digits, those of a call and of its result alike."""
+    for owner, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
+        if isinstance(owner, dict) and isinstance(call_id := owner.get(key), str) and not _SHORT_ID.fullmatch(call_id):
+            owner[key] = hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def joined_parts(parts: Sequence[Message]) -> str:
@@ -104,15 +129,18 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
-def _call(call: Any, field: str) -> Any:
+def _call(call: Any) -> Any:
     """OpenAI sends a call's arguments as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return call
+        return dict(call) if isinstance(call, dict) else call
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**function, "arguments": _arguments(text)}}
+
+
+def _arguments(text: str) -> Arguments | UnreadableArguments:
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConversationRefusedError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
-    return {**call, "function": {**function, "arguments": Arguments(value, text) if isinstance(value, dict) else value}}
+        return Arguments(msgspec.json.decode(text, type=dict[str, Any]), text)
+    except (msgspec.DecodeError, RecursionError):
+        return UnreadableArguments(text)

@@ -4,6 +4,7 @@ What a body says is read by its dialect; how a prompt is cut and hashed is the i
 untouched. Only a model's alias, which no engine knows, is replaced by the model's own name.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
@@ -11,10 +12,11 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields, body_of, is_too_much, members_of, with_member
-from kvasir_router.errors import MalformedRequestError
+from kvasir_router.errors import InvalidDeadlineError, MalformedRequestError
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 
 Work = Callable[[], Prompt | None]
+DEADLINE_HEADER = "x-kvasir-deadline-seconds"
 _SESSION_HEADER = b"x-session-id"
 # Of a prompt whose client names no session: as much as tells conversations apart, and does not grow with them.
 _SESSION_PROMPT_BYTES = 1024
@@ -42,6 +44,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     priority: int = 0  # lower is earlier
     can_transfer_kv: bool = False  # another engine may compute its prompt's KV
     max_output_tokens: int | None = None  # None: the client has set no bound
+    holder: str | None = None  # mark of the engine that keeps what it goes on from
     session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
     @property
@@ -55,8 +58,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_resumable(self) -> bool:
-        """An engine may be asked to keep a journal: where the stream ends can be told."""
-        return self.is_stream and self.dialect.end_of_stream is not None
+        """An engine may be asked to keep a journal: where the stream ends can be told, and others know its prompt."""
+        return self.is_stream and self.dialect.end_of_stream is not None and self.holder is None
 
 
 def read_fields(dialect: Dialect, body: bytes) -> RoutingFields:
@@ -70,6 +73,22 @@ def read_fields(dialect: Dialect, body: bytes) -> RoutingFields:
 def model_of(fields: RoutingFields) -> str | None:
     """As the client has called it."""
     return fields.model if isinstance(fields.model, str) else None
+
+
+def deadline_seconds_of(raw_headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """None where the client sets none. Raises InvalidDeadlineError (400)."""
+    value = next((value for name, value in raw_headers if name == DEADLINE_HEADER.encode()), None)
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidDeadlineError(
+            f"{DEADLINE_HEADER}: {value.decode('latin-1')!r} is not a positive number of seconds; write for example 2.5"
+        )
+    return seconds
 
 
 async def _at_once(work: Work) -> Prompt | None:
@@ -102,6 +121,7 @@ async def parse(
         priority=fields.priority if type(fields.priority) is int else 0,
         can_transfer_kv=prompt is not None and _can_transfer_kv(envelope.dialect, fields, prompt),
         max_output_tokens=_max_output_tokens(fields),
+        holder=fields.holder,
         session=_session(envelope.raw_headers, fields, prompt),
     )
 
@@ -129,7 +149,8 @@ def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) ->
     """
     is_one = not prompt.is_batch and fields.n in (None, 1) and fields.best_of in (None, 1)
     tells_nothing = not fields.echo and fields.prompt_logprobs is None
-    return dialect.has_kv_transfer and is_one and tells_nothing and not fields.is_large
+    is_whole = not fields.is_large and fields.holder is None
+    return dialect.has_kv_transfer and is_one and tells_nothing and is_whole
 
 
 def _max_output_tokens(fields: RoutingFields) -> int | None:

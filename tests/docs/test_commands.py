@@ -44,6 +44,10 @@ RUN_BY = {
     r"kvasir-runtime fetch hf://": ("tests/runtime/model_sources/test_fetch_command.py", '"fetch", address'),
     r"python -m benchmarks\.routing ": (HERE, 'documented("python -m benchmarks.routing ")'),
     r"curl http://127\.0\.0\.1:8080/": ("tests/local/test_quickstart.py", 'documented("curl http://127.0.0.1:8080")'),
+    r"curl http://127\.0\.0\.1:8000/": (
+        "tests/runtime/cli/test_tool_calls.py",
+        'documented("curl http://127.0.0.1:8000/")',
+    ),
     r"kubectl ": (CONTROL_PLANE, 'documented("kubectl ")'),
     r"helm install ": ("e2e/helm/test_docs.py", 'documented("helm install ")'),
     r"helm upgrade ": ("e2e/helm/test_docs.py", 'documented("helm upgrade ")'),

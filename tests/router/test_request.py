@@ -5,6 +5,8 @@ import pytest
 
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.messages import Messages
+from kvasir_router.dialects.responses import Responses
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
@@ -200,7 +202,10 @@ async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dic
         (Completions(), {"prompt": "hi", "echo": True}, False),
         (Embeddings(), {"input": "hi"}, False),
         (Tokenize(), {"prompt": "hi"}, False),
-        (Passthrough("/v1/responses"), {"input": "hi"}, False),
+        (Passthrough("/v1/rerank"), {"input": "hi"}, False),
+        (Messages(), {"messages": turns("hi")}, True),
+        (Responses(), {"input": "hi"}, True),
+        (Responses(), {"input": "hi", "previous_response_id": f"resp-{'0' * 40}"}, False),
     ],
 )
 async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
@@ -223,3 +228,15 @@ async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
 )
 async def test_the_most_that_is_generated_is_the_clients_word(body: dict[str, Any], most: int | None) -> None:
     assert (await parsed({"model": "m", "messages": turns("hi"), **body}, CHAT)).max_output_tokens == most
+
+
+async def test_responses_have_another_name_for_the_most_that_is_generated() -> None:
+    assert (await parsed({"input": "hi", "max_output_tokens": 7}, Responses())).max_output_tokens == 7
+
+
+@pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp-{'0' * 40}", False)])
+async def test_what_only_one_engine_can_go_on_from_is_not_resumed_elsewhere(
+    held: str | None, is_resumable: bool
+) -> None:
+    body = {"input": "hi", "stream": True, "previous_response_id": held}
+    assert (await parsed(body, Responses())).is_resumable is is_resumable

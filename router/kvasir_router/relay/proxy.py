@@ -30,15 +30,16 @@ _BUSY_SECONDS = (1.0, 30.0)
 """What is believed of a Retry-After: the least, which holds without one too, and the most."""
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
 """Proves to an engine that tenant and journal come from its own router."""
+TENANT_HEADER = "x-kvasir-tenant"
 _REQUEST_ID = b"x-request-id"
-_TENANT = b"x-kvasir-tenant"
+_TENANT = TENANT_HEADER.encode()
 _ROUTER_SECRET = ROUTER_SECRET_HEADER.encode()
 _RESUMABLE = RESUMABLE_HEADER.encode()
 _JOURNAL_AT = JOURNAL_HEADER.encode()
 _OWN = frozenset({_REQUEST_ID, _TENANT, _ROUTER_SECRET, _RESUMABLE, _JOURNAL_AT})
 _NOT_FORWARDED = _OWN | {b"host", b"content-length", b"expect"}
 _OF_WHOLE_ANSWERS = frozenset({b"accept-encoding"})
-_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
+_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization", b"x-api-key"}
 
 
 def forwarded_headers(
@@ -87,7 +88,8 @@ class Proxy:
         `journal` is what the client has of its stream, for the endpoint to go on with. `kv_transfer_params`: who
         prefills, where it is not this endpoint. Raises UpstreamError.
         """
-        content = decode_body(exchange.body.content, kv_transfer_params)
+        body = exchange.body.content
+        content = (body,) if kv_transfer_params is None else decode_body(body, kv_transfer_params)
         if journal is not None:
             journal.drop_unfinished_block()
             if journal.num_bytes:
