@@ -42,10 +42,9 @@ PACKAGES = (
 PLATFORMS = tuple(f"manylinux{name}_x86_64" for name in ("_2_31", "_2_28", "_2_17", "2014", "1"))
 
 KERNEL_TESTS = (
+    "runtime/execution/test_triton_sampler.py",
     "runtime/kernels/test_few_rows.py",
     "runtime/kernels/test_launches.py",
-    "runtime/kernels/test_look_up.py",
-    "runtime/kernels/test_top_k_top_p.py",
     "runtime/kernels/test_triton.py",
     "runtime/kernels/test_triton_attention.py",
     "runtime/kernels/test_triton_experts.py",

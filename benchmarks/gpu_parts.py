@@ -16,7 +16,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +27,19 @@ from torch.nn.functional import linear
 
 from kvasir_runtime.attention.backend import DecodeBounds, GroupInputs, LayerCache, StepInputs
 from kvasir_runtime.attention.triton import TritonAttention
+from kvasir_runtime.execution.rows import Rows
+from kvasir_runtime.execution.sampler import draw
+from kvasir_runtime.execution.step_inputs import SampledPositionsBuilder
+from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight, Tile
 from kvasir_runtime.kernels.inputs import StepLengths
 from kvasir_runtime.kernels.ops_triton import triton_ops, triton_step_ops
 from kvasir_runtime.kernels.paged_attention import paged_attention_reference
+from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
+from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.requests.sampling_params import SamplingParams
+from kvasir_runtime.scheduling.step import StepPlan
 
 NUM_CALLS, NUM_REPLAYS, NUM_WARM_UPS = 20, 15, 3
 ROTATED_BYTES = 400 * 10**6
@@ -38,6 +48,7 @@ PAGE_SIZE = 16
 MOST_CHECKED_TOKENS = 16384
 
 Call = Callable[[], object]
+Multiply = Callable[[Tensor], Tensor]
 Timer = Callable[[Sequence[Call]], float]
 """Seconds a call, of calls that do the same with different inputs."""
 
@@ -68,6 +79,15 @@ class Sizes:
     vocab: int
 
 
+SAMPLINGS: dict[str, list[dict[str, Any]]] = {
+    "temperature": [{"temperature": 1.0}],
+    "every second greedy": [{"temperature": 1.0}, {"temperature": 0.0}],
+    "top_k 20, top_p 0.95": [{"temperature": 0.6, "top_k": 20, "top_p": 0.95}],
+    "top_p 0.95": [{"temperature": 0.6, "top_p": 0.95}],
+    "top_p 0.9, flat": [{"temperature": 1.5, "top_p": 0.9}],
+    "top_k 5000, which is searched by one program": [{"temperature": 1.0, "top_k": 5000}],
+}
+"""Of draws; rows take turns with them."""
 REAL = Sizes(
     copied_bytes=2**32,
     products={
@@ -137,17 +157,28 @@ def products(sizes: Sizes, place: Place) -> Iterator[Figure]:
 
 
 def few_rows(sizes: Sizes, place: Place) -> Iterator[Figure]:
-    """Our product of few rows in every tile, beside the library's: for the choice by the weight."""
+    """Our product of few rows in every tile beside the library's, for the choice by the weight; then a norm and each
+    product, which starts while the norm runs or does not."""
     for name, (num_out, num_in) in sizes.products.items():
         num_bytes = num_out * num_in * place.dtype.itemsize
         weights = [place.random(num_out, num_in) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))]
-        ours = {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
+        ways: dict[str, list[Multiply]] = {"torch": [partial(linear, weight=weight) for weight in weights]}
+        ways |= {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
         for num_rows in sizes.few_rows:
             rows = place.random(num_rows, num_in)
-            calls = {"torch": [lambda weight=weight, rows=rows: linear(rows, weight) for weight in weights]}
-            calls |= {tile: [lambda form=form, rows=rows: form(rows) for form in forms] for tile, forms in ours.items()}
-            for way, calls_of_way in calls.items():
-                yield moved("few_rows", f"{name}, {num_rows} rows, {way}", place.seconds(calls_of_way), num_bytes)
+            for way, products in ways.items():
+                seconds = place.seconds([partial(product, rows) for product in products])
+                yield moved("few_rows", f"{name}, {num_rows} rows, {way}", seconds, num_bytes)
+        rows, norm = place.random(1, num_in), place.random(num_in)
+        waits = [FewRowsWeight(weight, None, starts_early=False) for weight in weights]
+        starts_early = [FewRowsWeight(weight, None) for weight in weights]
+        for way, products in {"torch": ways["torch"], "waits": waits, "starts early": starts_early}.items():
+            seconds = place.seconds([partial(multiply_normed, product, rows, norm) for product in products])
+            yield moved("few_rows", f"{name}, a norm and 1 row, {way}", seconds, num_bytes)
+
+
+def multiply_normed(product: Multiply, rows: Tensor, norm: Tensor) -> Tensor:
+    return product(triton_rms_norm(rows, norm, 1e-6))
 
 
 def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
@@ -156,19 +187,37 @@ def small_kernels(sizes: Sizes, place: Place) -> Iterator[Figure]:
     for batch_size in sizes.batch_sizes:
         hidden, residual, weight = (place.random(*shape, sizes.hidden) for shape in ((batch_size,), (batch_size,), ()))
         gate_up, logits = place.random(batch_size, 2 * sizes.intermediate), place.random(batch_size, sizes.vocab)
-        centred = (scores := logits.float() * 4) - scores.amax(-1, keepdim=True)
-        top_k = torch.full((batch_size,), sizes.vocab, dtype=torch.int32, device=place.device)
-        top_p = torch.full((batch_size,), 0.9, device=place.device)
-        least = torch.full((batch_size,), float("-inf"), device=place.device)
+        scores = logits.float() * 4
         calls: dict[str, Call] = {
             "add_rms_norm": lambda: ops.add_rms_norm(hidden, residual, weight, 1e-5),  # noqa: B023
             "silu_and_mul": lambda: ops.silu_and_mul(gate_up),  # noqa: B023
             "argmax": lambda: step_ops.argmax(logits),  # noqa: B023
-            "top_p": lambda: step_ops.least_likely_kept(centred, least, top_k, top_p),  # noqa: B023
-            "top_p by torch's sort": lambda: centred.sort(dim=-1),  # noqa: B023
+            "torch's sort": lambda: scores.sort(dim=-1),  # noqa: B023
         }
+        for name, params in SAMPLINGS.items():
+            calls[f"draw, {name}"] = drawing(step_ops, scores, params)
         for name, call in calls.items():
             yield Figure(part, f"{name}, {batch_size} rows", place.seconds([call]) * 1e6)
+
+
+def drawing(ops: StepOps, logits: Tensor, params: Sequence[dict[str, Any]]) -> Call:
+    """A draw of one position a row; the rows take turns with the parameters."""
+    num_rows, vocab_size = logits.shape
+    transfers = Transfers(logits.device)
+    rows = Rows(
+        max_num_seqs=num_rows, max_model_len=16, block_size=16, num_groups=1, max_drafts=0, vocab_size=vocab_size,
+        transfers=transfers,
+    )  # fmt: skip
+    own = [SamplingParams(max_tokens=1, **({"seed": row} | params[row % len(params)])) for row in range(num_rows)]
+    rows.sampling.write(range(num_rows), own)
+    ones = np.ones(num_rows, dtype=np.int32)
+    plan = StepPlan(
+        number=0, added=(), forks=(), table_writes=np.empty((0, 4), np.int32), token_writes=np.empty((0, 3), np.int32),
+        block_copies=np.empty((0, 2), np.int32), rows=np.arange(num_rows, dtype=np.int32), num_decodes=num_rows,
+        num_new_tokens=ones, starts=0 * ones, samples=ones > 0,
+    )  # fmt: skip
+    positions = SampledPositionsBuilder(rows, transfers).build(plan, ones)
+    return partial(draw, logits, rows, positions, positions.num_earlier, ops)
 
 
 @dataclass(frozen=True)

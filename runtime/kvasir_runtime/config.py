@@ -223,7 +223,9 @@ class ExecutionConfig:
         "auto: triton on CUDA, cpu kernels on CPU", default="auto"
     )
     linear_path: str = option(
-        "compute path of linear layers on CPU; auto: the fastest in a short measurement", default="auto"
+        "compute path of linear layers; auto: on CPUs the fastest in a short measurement, on GPUs a kernel of ours for "
+        "few rows; torch: its library",
+        default="auto",
     )
     batch_invariant: bool = option(
         "on GPUs compute linear layers such that an answer does not depend on what else is served, at some speed; "

@@ -10,6 +10,8 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from kvasir_runtime.kernels.launches import Launcher
+
 
 class Compilations:
     """`kernels` names each, with what it was compiled for, in their order; what was compiled before is forgotten."""
@@ -26,8 +28,10 @@ class Compilations:
             )
             return
         monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **call: self.kernels.append(call["repr"]))
-        for kernel in _kernels():
+        for kernel in _of_modules(JITFunction):
             kernel.device_caches.clear()
+        for launcher in _of_modules(Launcher):
+            launcher.clear()
 
     def _note(self, kernel: "InterpretedFunction[Any]", args: Any, kwargs: Any) -> None:
         options = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
@@ -41,6 +45,6 @@ class Compilations:
             self.kernels.append(key)
 
 
-def _kernels() -> list[Any]:
+def _of_modules(kind: type) -> list[Any]:
     modules = [module for name, module in sys.modules.items() if name.startswith("kvasir_runtime.kernels.")]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
+    return [value for module in modules for value in vars(module).values() if isinstance(value, kind)]

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
+from kvasir_runtime.kernels.sample import Penalize
 
 _NEVER, _LARGEST = float("-inf"), torch.finfo(torch.float32).max
 
@@ -17,15 +18,20 @@ def adjust_logits(
     after: Tensor,
     mask: Tensor | None,
     max_seq_len: int | None = None,
+    penalize: Penalize | None = None,
 ) -> Tensor:
     """The adjusted logits, new and float32 [num_positions, vocab_size]; `after` and the others as of `sampler.draw`.
+    `penalize` does what `_penalize` does, its twin of torch operators.
 
     NaN is never drawn, and infinity is the largest number.
     """
     adjusted = logits.float().nan_to_num(nan=_NEVER, posinf=_LARGEST, neginf=_NEVER)
     if mask is not None:
         adjusted.masked_fill_(~_is_allowed(mask, adjusted.shape[1]), _NEVER)
-    if positions.penalised is not None:
+    if positions.penalised is not None and penalize is not None:
+        most = max_seq_len or rows.token_ids.shape[1]
+        penalize(adjusted, positions.tensors(after, mask), rows.sampling_tensors(), most)
+    elif positions.penalised is not None:
         _penalize(adjusted, rows, positions, positions.penalised, after, max_seq_len)
     if positions.biased is not None:
         _add_bias(adjusted, rows, positions.biased)

@@ -188,7 +188,7 @@ class ModelRunner:
         after = after if positions.num_positions == len(after) else after[positions.tokens]
         masks = [mask for feature in forwarded.features if (mask := feature.mask(step)) is not None]
         allowed = self._transfers.upload(np.bitwise_and.reduce(masks))[0] if masks else None
-        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed)
+        adjusted = partial(adjust_logits, logits, self._rows, positions, after, allowed, penalize=self._ops.penalize)
         max_seq_len = step.inputs.lengths.max_seq_len
         return DrawnStep(adjusted, self._draw_and_verify(logits, positions, after, allowed, max_seq_len))
 

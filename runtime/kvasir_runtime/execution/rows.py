@@ -17,6 +17,7 @@ from torch import Tensor
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.huge_pages import populate
 from kvasir_runtime.kernels.inputs import RowTensors
+from kvasir_runtime.kernels.sample import SamplingTensors
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Fork, Int32Array, NewSequence, StepPlan
 
@@ -39,6 +40,8 @@ class Trait:
     MIN_TOKENS = 32
     LOGPROBS = 64
     PROMPT_LOGPROBS = 128
+    NUCLEUS = 512
+    """top_p without top_k: what it keeps depends on all tokens."""
 
     ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
 
@@ -147,6 +150,7 @@ def _traits(sampling: SamplingParams, vocab_size: int) -> int:
         Trait.RANDOM: is_random,
         Trait.TOP_K: is_random and has_top_k,
         Trait.TOP_P: is_random and sampling.top_p < 1.0,
+        Trait.NUCLEUS: is_random and sampling.top_p < 1.0 and not has_top_k,
         Trait.PENALTIES: any(penalties),
         Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),
         Trait.MIN_TOKENS: sampling.min_tokens > 0 and any(0 <= token < vocab_size for token in sampling.stop_token_ids),
@@ -220,6 +224,29 @@ class Rows:
             self._write_tables(plan.table_writes)
         if len(plan.token_writes):
             self._write_tokens(plan.token_writes)
+
+    def sampling_tensors(self) -> SamplingTensors:
+        """What kernels read of how rows are sampled."""
+        sampling = self.sampling
+        return SamplingTensors(
+            inverse_temperature=sampling.inverse_temperature,
+            top_p=sampling.top_p,
+            log_min_p=sampling.log_min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            top_k=sampling.top_k,
+            min_tokens=sampling.min_tokens,
+            seeds=sampling.seeds,
+            num_stop_ids=torch.from_numpy(sampling.num_stop_ids),
+            stop_ids=sampling.stop_token_ids,
+            num_biases=torch.from_numpy(sampling.num_biases),
+            bias_ids=sampling.bias_token_ids,
+            biases=sampling.bias_values,
+            token_ids=self.token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            drafts=self.drafts,
+        )
 
     def take_returned(self, plan: StepPlan) -> None:
         """On a stage that draws nothing: the tokens that were drawn or chosen elsewhere, after which all but the last

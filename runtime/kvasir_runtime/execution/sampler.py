@@ -3,17 +3,18 @@
 Order: logit adjustments, temperature, min_p, top_k, top_p, draw. Positions do not influence each other, and a draw is
 keyed by (seed, position), so equal logits give equal tokens in any batch, with drafts and without (where logits are
 equal: docs/decisions/0042-a-rows-numbers-are-its-own.md). A CPU does it in one kernel (kernels/sample.py), of which the
-passes over all logits here are the twin; on CUDA nothing waits for the device.
+passes over all logits here are the twin; CUDA in a few launches (kernels/sample_triton.py), after what adjusts logits.
 """
 
-import torch
 from torch import Tensor
 
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, Trait
 from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
-from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
+from kvasir_runtime.kernels.look_up import look_up_reference
+from kvasir_runtime.kernels.philox import uniform_reference
 from kvasir_runtime.kernels.step_ops import StepOps
+from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
 
 
 def takes_most_likely(positions: SampledPositions, mask: Tensor | None) -> bool:
@@ -40,50 +41,26 @@ def draw(
     if takes_most_likely(positions, mask):
         return ops.argmax(logits)
     if ops.sample is not None:
-        of_positions = PositionTensors(positions.rows_of, after, positions.num_earlier, mask)
-        return ops.sample(logits, of_positions, _sampling_tensors(rows))
-    adjusted = adjust_logits(logits, rows, positions, after, mask, max_seq_len)
+        if positions.traits & Trait.ADJUSTMENTS and not ops.adjusts_logits:
+            logits, mask = adjust_logits(logits, rows, positions, after, mask, max_seq_len, ops.penalize), None
+        return ops.sample(logits, positions.tensors(after, mask), rows.sampling_tensors())
+    adjusted = adjust_logits(logits, rows, positions, after, mask, max_seq_len, ops.penalize)
     random = positions.random
     if random is None:
         return ops.argmax(adjusted)
     if random.is_all:
-        return _draw_random(adjusted, rows, positions, random, after, ops)
+        return _draw_random(adjusted, rows, positions, random, after)
     token_ids = ops.argmax(adjusted)
-    token_ids[random.index] = _draw_random(random.of(adjusted), rows, positions, random, random.of(after), ops)
+    token_ids[random.index] = _draw_random(random.of(adjusted), rows, positions, random, random.of(after))
     return token_ids
 
 
-def _draw_random(
-    logits: Tensor, rows: Rows, positions: SampledPositions, random: Subset, after: Tensor, ops: StepOps
-) -> Tensor:
+def _draw_random(logits: Tensor, rows: Rows, positions: SampledPositions, random: Subset, after: Tensor) -> Tensor:
     """One token id for each of the random positions from their logits, which are overwritten."""
     sampling, own = rows.sampling, random.rows
     logits.sub_(logits.amax(dim=-1, keepdim=True))  # NaN where all are -inf, which draws token 0 in the end
     scaled = logits.mul_(sampling.inverse_temperature[own].unsqueeze(1))
     top_k = sampling.top_k[own] if positions.traits & Trait.TOP_K else None
     top_p = sampling.top_p[own] if positions.traits & Trait.TOP_P else None
-    cut = ops.least_likely_kept(scaled, sampling.log_min_p[own], top_k, top_p)
-    return ops.look_up(scaled, cut, ops.uniform(sampling.seeds[own], after + 1))
-
-
-def _sampling_tensors(rows: Rows) -> SamplingTensors:
-    sampling = rows.sampling
-    return SamplingTensors(
-        inverse_temperature=sampling.inverse_temperature,
-        top_p=sampling.top_p,
-        log_min_p=sampling.log_min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        top_k=sampling.top_k,
-        min_tokens=sampling.min_tokens,
-        seeds=sampling.seeds,
-        num_stop_ids=torch.from_numpy(sampling.num_stop_ids),
-        stop_ids=sampling.stop_token_ids,
-        num_biases=torch.from_numpy(sampling.num_biases),
-        bias_ids=sampling.bias_token_ids,
-        biases=sampling.bias_values,
-        token_ids=rows.token_ids,
-        num_prompt_tokens=rows.num_prompt_tokens,
-        drafts=rows.drafts,
-    )
+    cut = least_likely_kept_reference(scaled, sampling.log_min_p[own], top_k, top_p)
+    return look_up_reference(scaled, cut, uniform_reference(sampling.seeds[own], after + 1))

@@ -16,6 +16,7 @@ from kvasir_runtime.attention.backend import NO_EXTRAS, GroupInputs, StepInputs
 from kvasir_runtime.execution.rows import Rows, Trait
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.inputs import InputBuffers, PlannedTokens, PrepareInputs, StepLengths
+from kvasir_runtime.kernels.sample import PositionTensors
 from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan
 
 Int64Array = NDArray[np.int64]
@@ -155,6 +156,11 @@ class SampledPositions:
     @property
     def num_positions(self) -> int:
         return len(self.host_tokens)
+
+    def tensors(self, after: Tensor, mask: Tensor | None) -> PositionTensors:
+        """What kernels read."""
+        is_random, has_nucleus = bool(self.traits & Trait.RANDOM), bool(self.traits & Trait.NUCLEUS)
+        return PositionTensors(self.rows_of, after, self.num_earlier, mask, is_random, has_nucleus)
 
     def having(self, name: str, which: Callable[[Int32Array], BoolArray], *, sequences: bool = False) -> Subset | None:
         """The positions (or sequences) whose rows are those asked for, which `name` stands for; None: there are none.

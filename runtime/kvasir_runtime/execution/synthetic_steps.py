@@ -27,9 +27,10 @@ DEMANDING = SamplingParams(
     logprobs=1,
     stop_token_ids=tuple(range(MAX_STOP_TOKEN_IDS)),
 )
-"""Takes every way through the sampler but that of `ADJUSTED`, with the longest lists that a client may send."""
-ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=0.0, presence_penalty=0.5)
-"""The most likely token of logits that were changed, and with it of another type."""
+"""Changes logits in every way, with the longest lists that a client may send, and draws by all that cuts."""
+ADJUSTED = SamplingParams(max_tokens=1, seed=0, temperature=1.0, top_p=0.9, presence_penalty=0.5)
+RANDOM = SamplingParams(max_tokens=1, seed=0, temperature=1.0, top_p=0.9)
+"""They take every kernel of a draw, from logits that were changed, and with it of another type, and as they are."""
 
 
 def prefill_step(lengths: list[int], sampling: SamplingParams, num_proposals: int) -> StepPlan:

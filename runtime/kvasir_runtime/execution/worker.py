@@ -37,6 +37,7 @@ from kvasir_runtime.execution.synthetic_steps import (
     ADJUSTED,
     DEMANDING,
     GREEDY,
+    RANDOM,
     decode_step,
     pooling_step,
     prefill_step,
@@ -332,4 +333,5 @@ def _warm_up(runner: StepRunner, limits: SequenceLimits, max_drafts: int) -> Non
         run(runner, decode_step(2, 0, length, GREEDY, DEMANDING))
     long = min(2 * SPLIT_UNIT_KEYS, limits.max_model_len)
     for drafts in (0, min(num_drafts, long - 1)):
-        run(runner, decode_step(1, drafts, long, ADJUSTED))
+        for sampling in (ADJUSTED, RANDOM):
+            run(runner, decode_step(1, drafts, long, sampling))

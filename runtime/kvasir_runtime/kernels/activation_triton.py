@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 
 BLOCK = 1024
@@ -30,6 +31,8 @@ def _gated(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
 @triton.jit
 def _gated_kernel(gate_up, row_stride, out, width, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     """Program (row, tile of columns)."""
+    wait_for_previous()
+    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -43,4 +46,4 @@ def _gated_kernel(gate_up, row_stride, out, width, IS_GELU: tl.constexpr, BLOCK:
     tl.store(out + row * width + columns, (gate * up).to(out.dtype.element_ty), mask=inside)
 
 
-_launch_gated = Launcher(_gated_kernel)
+_launch_gated = Launcher(_gated_kernel, starts_early=True)

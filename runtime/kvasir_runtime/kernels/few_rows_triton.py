@@ -1,8 +1,10 @@
 """A linear layer of few rows in Triton, whose time is that of reading the weight: decodes on GPUs.
 
 A program has few outputs, so that even a narrow weight has programs for the whole GPU. Its warps share out the inputs,
-each sums a part of them, and the parts are added in order. Several tiles of the weight are under way at any time.
-A row's result depends neither on the other rows nor, up to MOST_ROWS, on their number; the torch twin is `PlainWeight`.
+each sums a part of them, and the parts are added in order. Several tiles of the weight are under way at any time, and
+the first are prefetched while the kernel before still runs.
+
+A row's result depends neither on the other rows nor, up to MOST_ROWS, on their number. The torch twin is `PlainWeight`.
 """
 
 from dataclasses import dataclass
@@ -10,17 +12,19 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
+from kvasir_runtime.kernels.dependent_launch_triton import has_dependent_launch, let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.linear import PlainWeight
 
-MOST_ROWS = 16
-"""From here on cuBLAS, whose kernels keep busy what multiplies, too."""
+MOST_ROWS = 8
+"""Beyond, cuBLAS reads a weight as fast, and multiplies faster."""
 FEWEST_OUTPUTS = 512
-"""Of a weight that gives enough programs something to read."""
+"""Fewer make fewer programs than it takes to read at full speed."""
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNED = 16
-"""Inputs whose multiples let every row of a weight be read in 16 bytes a thread, as Triton knows."""
+"""Of which the inputs are a multiple: then Triton reads a weight by 16 bytes a thread."""
 PROGRAM_BYTES = 96 * 1024
 """Of shared memory, which every architecture since 8.0 gives a program."""
 
@@ -44,17 +48,20 @@ class Tile:
         return min(self.num_stages, 1 + PROGRAM_BYTES // buffer_bytes)
 
 
-NARROW = Tile(outputs=16, inputs=512, num_warps=8, num_stages=5)
-MEDIUM = Tile(outputs=16, inputs=512, num_warps=4, num_stages=4)
-WIDE = Tile(outputs=32, inputs=256, num_warps=4, num_stages=5)
-NARROW_OUTPUTS, MEDIUM_OUTPUTS = 2048, 8192
+PREFETCHED_BYTES = 32 * 1024
+"""Of the weight by a program while the kernel before runs: some 10 MB on all of a GPU, which its L2 cache holds."""
+NARROW = Tile(outputs=16, inputs=512, num_warps=4, num_stages=5)
+SHORT = Tile(outputs=16, inputs=256, num_warps=4, num_stages=7)
+WIDE = Tile(outputs=64, inputs=128, num_warps=2, num_stages=5)
+WIDE_FROM, SHORT_TO = 65536, 1024
+"""Outputs, as of a head, and inputs: benchmarks/results/gpu-2026-11-27-few-rows.md."""
 
 
-def choose_tile(num_outputs: int) -> Tile:
+def choose_tile(num_outputs: int, num_inputs: int) -> Tile:
     """By the weight alone, since another tile may sum in another order."""
-    if num_outputs <= NARROW_OUTPUTS:
-        return NARROW
-    return MEDIUM if num_outputs <= MEDIUM_OUTPUTS else WIDE
+    if num_outputs >= WIDE_FROM:
+        return WIDE
+    return SHORT if num_inputs <= SHORT_TO else NARROW
 
 
 def suits(weight: torch.Tensor) -> bool:
@@ -68,9 +75,13 @@ class FewRowsWeight(PlainWeight):
 
     name = "few rows"
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile | None = None) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile | None = None, *, starts_early: bool = True
+    ) -> None:
+        """`starts_early`: where the GPU can, it prefetches while the kernel before it runs."""
         super().__init__(weight.contiguous(), bias)
-        self._tile = tile or choose_tile(len(weight))
+        self._starts_early = starts_early and has_dependent_launch(weight.device)
+        self._tile = tile or choose_tile(*weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[:-1].numel()
@@ -80,23 +91,28 @@ class FewRowsWeight(PlainWeight):
         rows = x.reshape(num_rows, num_inputs)
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         out = x.new_empty((num_rows, num_outputs))
-        tile, padded_rows = self._tile, 8 if num_rows <= 8 else MOST_ROWS
+        tile = self._tile
         _launch_few_rows(
             (triton.cdiv(num_outputs, tile.outputs),),
             self._weight, rows, rows.stride(0), self._bias, out, num_rows, num_outputs, num_inputs,
-            HAS_BIAS=self._bias is not None, ROWS=padded_rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
-            PARTS=tile.num_warps,
+            HAS_BIAS=self._bias is not None, ROWS=MOST_ROWS, OUTPUTS=tile.outputs, INPUTS=tile.inputs,
+            PARTS=tile.num_warps, PREFETCHED=PREFETCHED_BYTES // 2 // tile.outputs,
             WIDENS=x.device.type == "cpu",  # the interpreter has no bf16 dots
-            num_warps=tile.num_warps, num_stages=tile.stages(padded_rows),
+            num_warps=tile.num_warps, num_stages=tile.stages(MOST_ROWS), launch_pdl=self._starts_early,
         )  # fmt: skip
         return out.view(*x.shape[:-1], num_outputs)
+
+    def compile(self) -> None:
+        """All that any number of rows needs."""
+        for num_rows in (1, MOST_ROWS):
+            self(self._weight.new_zeros(num_rows, self._weight.shape[1]))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_rows_kernel(
     weight, x, x_stride, bias, out, num_rows, num_outputs, num_inputs,
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
-    WIDENS: tl.constexpr,
+    PREFETCHED: tl.constexpr, WIDENS: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of outputs). Tiles are [part, output, input], so that each warp multiplies a part."""
     rows = tl.arange(0, ROWS)
@@ -104,6 +120,9 @@ def _few_rows_kernel(
     part_inputs: tl.constexpr = INPUTS // PARTS
     inputs = tl.arange(0, PARTS)[:, None] * part_inputs + tl.arange(0, part_inputs)[None, :]
     is_row, is_column = rows < num_rows, columns < num_outputs
+    _prefetch(weight, columns, is_column, num_inputs, PREFETCHED)
+    wait_for_previous()
+    let_next_start()
     weight_tile = weight + columns.to(tl.int64)[None, :, None] * num_inputs + inputs[:, None, :]
     x_tile = x + rows[None, None, :] * x_stride + inputs[:, :, None]
     part_sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
@@ -119,6 +138,18 @@ def _few_rows_kernel(
         sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
     place = out + rows[None, :] * num_outputs + columns[:, None]
     tl.store(place, sums.to(out.dtype.element_ty), mask=is_row[None, :] & is_column[:, None])
+
+
+@triton.jit
+def _prefetch(weight, columns, is_column, num_inputs, PREFETCHED: tl.constexpr):
+    """Into the L2 cache the first inputs of these columns, in lines of 128 bytes."""
+    if cuda_capability_geq(9, 0):
+        inputs = tl.arange(0, PREFETCHED // 64) * 64
+        lines = weight + columns.to(tl.int64)[:, None] * num_inputs + inputs[None, :]
+        lines = tl.where(is_column[:, None] & (inputs < num_inputs)[None, :], lines, weight)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 _launch_few_rows = Launcher(_few_rows_kernel)

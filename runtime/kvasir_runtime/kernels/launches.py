@@ -12,6 +12,8 @@ from torch import Tensor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from kvasir_runtime.kernels.dependent_launch_triton import has_dependent_launch
+
 INT32 = range(-(2**31), 2**31)
 ALIGNMENT = 16
 
@@ -19,10 +21,16 @@ ALIGNMENT = 16
 class Launcher:
     """Of one kernel, whose constants stand behind its other arguments."""
 
-    def __init__(self, kernel: "JITFunction[Any]") -> None:
+    def __init__(self, kernel: "JITFunction[Any]", *, starts_early: bool = False) -> None:
+        """`starts_early`: it waits for the kernel before it by itself (`dependent_launch_triton`)."""
         self._kernel = kernel
+        self._starts_early = starts_early
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
         """Kinds of arguments -> what Triton compiled for them, and the values of its constants."""
+
+    def clear(self) -> None:
+        """Ask Triton again for everything."""
+        self._compiled.clear()
 
     def __call__(self, grid: tuple[int, ...], first: Tensor, *arguments: Any, **constants: Any) -> None:
         """As `kernel[grid](first, *arguments, **constants)`; options as num_warps are among the constants."""
@@ -38,7 +46,8 @@ class Launcher:
             key = (device, *map(_kind, first), kinds)
             found = self._compiled.get(key)
             if found is None:
-                compiled = self._kernel[grid](*first, *last, **constants)
+                options = {"launch_pdl": True} if self._starts_early and has_dependent_launch(first[0].device) else {}
+                compiled = self._kernel[grid](*first, *last, **constants, **options)
                 if device >= 0 and compiled is not None:  # neither interpreted nor only compiled
                     names = self._kernel.arg_names[len(first) + len(last) :]
                     self._compiled[key] = compiled, tuple(constants[name] for name in names)

@@ -91,7 +91,11 @@ def _weight_on_gpu(weight: torch.Tensor, bias: torch.Tensor | None, path: str, *
 
     if batch_invariant:
         return TritonWeight(weight, bias)
-    return FewRowsWeight(weight, bias) if path == "auto" and suits(weight) else PlainWeight(weight, bias)
+    if path != "auto" or not suits(weight):
+        return PlainWeight(weight, bias)
+    few_rows = FewRowsWeight(weight, bias)
+    few_rows.compile()
+    return few_rows
 
 
 @functools.cache

@@ -1,13 +1,9 @@
 """A draw from a distribution: the token whose share of the row's weights holds a number in [0, 1)."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from kvasir_runtime.kernels.top_k_top_p import FIXED_POINT
-
-LookUp = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def look_up_reference(scaled: Tensor, cut: Tensor, draws: Tensor) -> Tensor:

@@ -4,12 +4,11 @@ from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, t
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
-from kvasir_runtime.kernels.look_up_triton import TritonLookUp
 from kvasir_runtime.kernels.ops import Ops
-from kvasir_runtime.kernels.philox_triton import triton_uniform
+from kvasir_runtime.kernels.penalties_triton import triton_penalize
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
+from kvasir_runtime.kernels.sample_triton import TritonSample
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 
@@ -33,10 +32,9 @@ def triton_step_ops() -> StepOps:
         prepare_inputs=triton_prepare_inputs,
         load_inputs=triton_load_inputs,
         argmax=triton_argmax,
-        uniform=triton_uniform,
-        least_likely_kept=TritonLeastLikelyKept(),
-        look_up=TritonLookUp(),
-        sample=None,
+        sample=TritonSample(),
+        adjusts_logits=False,
+        penalize=triton_penalize,
         verify_drafts=triton_verify_drafts,
         verify_most_likely=TritonVerifyMostLikely(),
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.attention_tiles import (
     MIN_DOT,
+    SHORT_UNITS,
     HeadShape,
     Splits,
     TileShape,
@@ -24,7 +25,10 @@ from kvasir_runtime.kernels.attention_tiles import (
     num_row_tiles,
     num_split_programs,
 )
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
+
+_SHORT_UNITS = tl.constexpr(SHORT_UNITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def prepare_decode(
         *_arguments(query, key_cache, inputs, scaling), workspace.values, workspace.statistics,
         **_constants(query, key_cache, scaling, tile), ROW_TILES=row_tiles, **cut,
     )  # fmt: skip
-    if shape.splits.count(shape.max_seq_len) == 1:
+    if shape.splits.most(shape.max_seq_len) == 1:
         return decode
     join = _join_splits.prepare(
         (shape.num_decodes, heads.num_heads, shape.query_len),
@@ -169,6 +173,8 @@ def _decode_kernel(
     WIDENS: tl.constexpr, ROW_TILES: tl.constexpr, SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (request, KV head and tile of its rows, every n-th split)."""
+    wait_for_previous()
+    let_next_start()
     request, kv_head = tl.program_id(0), tl.program_id(1) // ROW_TILES
     num_heads = tl.num_programs(1) // ROW_TILES * GROUP
     first_token = tl.load(query_starts + request)
@@ -210,6 +216,8 @@ def _join_splits_kernel(
     SPLIT_UNIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Program (request, head, query token): weigh each split's values by its part of the softmax's sum."""
+    wait_for_previous()
+    let_next_start()
     request, head = tl.program_id(0), tl.program_id(1)
     first_token = tl.load(query_starts + request)
     query_len = tl.load(query_starts + request + 1) - first_token
@@ -242,6 +250,8 @@ def _prefill_kernel(
     WIDENS: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, tile)."""
+    wait_for_previous()
+    let_next_start()
     TILE_QUERIES: tl.constexpr = TILE_ROWS // GROUP
     kv_head = tl.program_id(0)
     request, first_query = tl.load(tiles + 2 * tl.program_id(1)), tl.load(tiles + 2 * tl.program_id(1) + 1)
@@ -282,7 +292,8 @@ def _cut_keys(
     if HAS_WINDOW:
         lowest_key = tl.maximum(0, seq_len - query_len - window + 1)
     num_keys = seq_len - lowest_key
-    split_keys = tl.maximum(1, tl.cdiv(num_keys, SPLIT_UNIT * MAX_SPLITS)) * SPLIT_UNIT
+    unit = tl.where(num_keys <= _SHORT_UNITS * SPLIT_UNIT, SPLIT_UNIT, 2 * SPLIT_UNIT)
+    split_keys = tl.maximum(1, tl.cdiv(num_keys, unit * MAX_SPLITS)) * unit
     return lowest_key, split_keys, tl.maximum(1, tl.cdiv(num_keys, split_keys))
 
 
@@ -386,4 +397,6 @@ def _normalise(values, row_sum):
     return values / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
 
 
-_decode, _join_splits, _prefill = map(Launcher, (_decode_kernel, _join_splits_kernel, _prefill_kernel))
+_decode = Launcher(_decode_kernel, starts_early=True)
+_join_splits = Launcher(_join_splits_kernel, starts_early=True)
+_prefill = Launcher(_prefill_kernel, starts_early=True)

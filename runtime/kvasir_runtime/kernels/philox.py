@@ -4,8 +4,6 @@ A number depends on its sequence's seed and position alone, so a sequence draws 
 preemption, on another pod, and with any drafts.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -13,8 +11,6 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _NUM_ROUNDS = 10
-
-Uniform = Callable[[Tensor, Tensor], Tensor]
 
 
 def uniform_reference(seeds: Tensor, positions: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 
 
@@ -40,6 +41,8 @@ def _rms_norm_kernel(
     PADDED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Program (row, head)."""
+    wait_for_previous()
+    let_next_start()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, PADDED)
     inside = columns < width
@@ -55,4 +58,4 @@ def _rms_norm_kernel(
     tl.store(out + (row * tl.num_programs(1) + head) * width + columns, scaled.to(out.dtype.element_ty), mask=inside)
 
 
-_launch_rms_norm = Launcher(_rms_norm_kernel)
+_launch_rms_norm = Launcher(_rms_norm_kernel, starts_early=True)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 
 
@@ -49,6 +50,8 @@ def _rotate_and_write_kernel(
     NORMALISES: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head of the query, then of the key and value)."""
+    wait_for_previous()
+    let_next_start()
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, PADDED_DIM)
     is_dim = dims < HEAD_DIM
@@ -101,4 +104,4 @@ def _turn(
     return turned.to(place.dtype.element_ty)
 
 
-_launch_rotate_and_write = Launcher(_rotate_and_write_kernel)
+_launch_rotate_and_write = Launcher(_rotate_and_write_kernel, starts_early=True)

@@ -1,8 +1,8 @@
 """Tokens after a step: drawn from the logits, and kept as far as the drafts hold.
 
 Greedy sampling takes the largest number of a row, the first of equals. All else a CPU draws in one kernel, from
-adjusting the logits to the draw, that looks at most logits once; its twin, with the rules, is `execution/sampler.py`
-over plain torch.
+adjusting the logits to the draw, that looks at most logits once, and CUDA in two or three launches
+(`sample_triton.py`); the twin, with the rules, is `execution/sampler.py` over plain torch.
 
 A draft holds if it is the token that was drawn there. Every position draws with its own number of (seed, position),
 exactly as without drafts, so tokens do not depend on them: Daliri, Musco, Suresh 2024, "Coupling without communication
@@ -73,10 +73,16 @@ class PositionTensors:
     num_earlier: Tensor  # int64 [num_positions], drafts that count as drawn already
     mask: Tensor | None
     """int32 [num_positions, vocab_size / 32, rounded up]: bit t % 32 of number t / 32 allows token t."""
+    is_random: bool
+    """Whether any row is; the host knows."""
+    has_nucleus: bool
+    """Whether any random row has top_p and no top_k."""
 
 
 Sample = Callable[[Tensor, PositionTensors, SamplingTensors], Tensor]
 """(logits [num_positions, vocab_size], which are left as they are; ...) -> token ids int64 [num_positions]."""
+Penalize = Callable[[Tensor, PositionTensors, SamplingTensors, int], None]
+"""Changes float32 logits [num_positions, vocab_size] by penalties; no sequence is longer than the last argument."""
 
 _WIDTHS = ("stop_ids", "bias_ids", "token_ids", "drafts")
 
@@ -92,7 +98,9 @@ class _Sampling(ctypes.Structure):
 class _Positions(ctypes.Structure):
     """As Positions in sample.cpp."""
 
-    _fields_ = [(of.name, ctypes.c_void_p) for of in fields(PositionTensors)] + [("mask_stride", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("rows", "after", "num_earlier", "mask")] + [
+        ("mask_stride", ctypes.c_int64)
+    ]
 
 
 def cpu_sample(library: CDLL) -> Sample:

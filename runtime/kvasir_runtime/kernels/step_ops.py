@@ -10,11 +10,10 @@ from kvasir_runtime.kernels.inputs import (
     load_inputs_reference,
     prepare_inputs_reference,
 )
-from kvasir_runtime.kernels.look_up import LookUp, look_up_reference
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import Argmax
-from kvasir_runtime.kernels.philox import Uniform, uniform_reference
 from kvasir_runtime.kernels.sample import (
+    Penalize,
     Sample,
     VerifyDrafts,
     VerifyMostLikely,
@@ -25,7 +24,6 @@ from kvasir_runtime.kernels.sample import (
     verify_drafts_reference,
     verify_most_likely,
 )
-from kvasir_runtime.kernels.top_k_top_p import LeastLikelyKept, least_likely_kept_reference
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,12 @@ class StepOps:
     prepare_inputs: PrepareInputs
     load_inputs: LoadInputs
     argmax: Argmax
-    uniform: Uniform
-    least_likely_kept: LeastLikelyKept
-    look_up: LookUp
     sample: Sample | None
-    """A whole draw in one kernel; None: it is made of the three before."""
+    """A whole draw; None: by plain torch, as `execution/sampler.py` has it."""
+    adjusts_logits: bool
+    """Whether `sample` applies penalties, logit_bias and min_tokens; else it takes logits that they have changed."""
+    penalize: Penalize | None
+    """None: by plain torch, as `execution/logit_adjustments.py` has it."""
     verify_drafts: VerifyDrafts
     verify_most_likely: VerifyMostLikely
 
@@ -50,10 +49,9 @@ def reference_step_ops(*, drops_missing_drafts: bool) -> StepOps:
         prepare_inputs=partial(prepare_inputs_reference, drops_missing_drafts=drops_missing_drafts),
         load_inputs=load_inputs_reference,
         argmax=argmax_reference,
-        uniform=uniform_reference,
-        least_likely_kept=least_likely_kept_reference,
-        look_up=look_up_reference,
         sample=None,
+        adjusts_logits=False,
+        penalize=None,
         verify_drafts=verify_drafts_reference,
         verify_most_likely=verify_most_likely(argmax_reference, verify_drafts_reference),
     )
@@ -70,6 +68,7 @@ def cpu_step_ops() -> StepOps:
         prepare_inputs=cpu_prepare_inputs(library),
         argmax=argmax,
         sample=cpu_sample(library),
+        adjusts_logits=True,
         verify_drafts=verify_drafts,
         verify_most_likely=verify_most_likely(argmax, verify_drafts),
     )

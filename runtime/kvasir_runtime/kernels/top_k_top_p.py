@@ -4,15 +4,11 @@ min_p has cut already, top_k keeps the k most likely tokens, top_p of what these
 add up to p. Weights are summed up as integers, so that every way of adding them finds the same cut.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 FIXED_POINT = 2.0**40
 """Of a weight; a million tokens add up to less than 2**63."""
-
-LeastLikelyKept = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 
 
 def least_likely_kept_reference(scaled: Tensor, least: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:

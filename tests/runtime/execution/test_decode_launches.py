@@ -34,7 +34,9 @@ def test_a_decode_step_launches_no_more_than_it_did() -> None:
     found = launches_of("none")
     greedy, top_p = found["none, greedy"], found["none, top_p"]
     assert greedy["after"] == {"_verify_most_likely_kernel": 1}
-    assert sum(top_p["after"].values()) == 17, top_p["after"]
+    assert top_p["after"] == dict.fromkeys(
+        ("_find_largest_kernel", "_find_nucleus_kernel", "_draw_kernel", "_verify_drafts_kernel"), 1
+    )
     for step in found.values():
         assert (step["num_graphs"], step["num_products"]) == (1, 1), "the layers, and the head"
 
@@ -45,11 +47,11 @@ def test_drafts_are_made_in_no_more_launches_and_wait_for_nothing() -> None:
     counts = {name: (step["num_graphs"], sum(step["after"].values())) for name, step in found.items()}
     assert counts == {
         "medusa, greedy": (1, 33),
-        "medusa, top_p": (1, 49),
+        "medusa, top_p": (1, 36),
         "eagle, greedy": (4, 85),
-        "eagle, top_p": (4, 101),
+        "eagle, top_p": (4, 88),
         "eagle3, greedy": (4, 92),
-        "eagle3, top_p": (4, 108),
+        "eagle3, top_p": (4, 95),
         "draft_model, greedy": (4, 101),
-        "draft_model, top_p": (4, 117),
+        "draft_model, top_p": (4, 104),
     }

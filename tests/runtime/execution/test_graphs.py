@@ -452,7 +452,8 @@ def test_a_cuda_graph_computes_and_writes_what_eager_steps_do() -> None:
     backend = TritonAttention(torch.device("cuda"), DecodeBounds(max_num_decodes=4, max_query_len=6))
     eager, captured = Attending(backend, "cuda"), Attending(backend, "cuda")
     capture = CudaGraphCapture(ToCapture(captured, captured.tables, MAX_SEQ_LEN, load_inputs=triton_load_inputs))
-    graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], GraphMemory(2**30))
+    memory = GraphMemory(2**40)  # what tests beside it take of the GPU counts, too
+    graphs = DecodeGraphs(eager, capture, [2, 4], [6, 1], memory)
     with torch.inference_mode():
         while graphs.capture_next():
             pass

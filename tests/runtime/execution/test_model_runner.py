@@ -82,7 +82,8 @@ def load(folder: Any) -> Callable[..., Worker]:
         scripted = proposer if isinstance(proposer, ScriptedProposer) else None
         return load_worker(
             ModelConfig(model=str(folder), device=device),
-            CacheConfig(block_size=BLOCK_SIZE),
+            # Others test beside it on one GPU, which they must not fill.
+            CacheConfig(block_size=BLOCK_SIZE, num_gpu_blocks_override=64 if device == "cuda" else None),
             execution,
             SchedulerConfig(max_num_seqs=4),
             proposer_of(execution) if scripted is None else lambda *placed: scripted,
@@ -479,7 +480,7 @@ def test_a_steady_decode_reads_nothing_and_sends_nothing_but_through_the_seam(
 def test_a_steady_decode_on_a_gpu_waits_for_nothing(
     num_drafts: int, params: Any, load: Any, generate: Any, make_plan: Any
 ) -> None:
-    expected = generate(load().runner, 24, **params)
+    expected = generate(load().runner, 32, **params)
     runner = load(DeviceProposer([]) if num_drafts else None, device="cuda").runner
     known = generate(runner, 1, num_drafts=num_drafts, **params)
     assert_steady_steps_wait_for_nothing(runner, known, num_drafts, expected, make_plan)
@@ -491,7 +492,7 @@ def test_a_steady_decode_on_a_gpu_waits_for_nothing(
 def test_drafting_for_a_steady_decode_on_a_gpu_waits_for_nothing(
     method: str, are_captured: bool, load: Any, generate: Any, make_plan: Any, folder: Path, tmp_path: Path
 ) -> None:
-    expected = generate(load().runner, 24)
+    expected = generate(load().runner, 32)
     runner = load(speculative_config(method, folder, folder, tmp_path / "heads"), device="cuda").runner
     while are_captured and runner.use_idle_time():
         pass

@@ -1,7 +1,6 @@
 """What is drawn from given logits: by each sequence's parameters, in any batch, whatever the logits hold."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,17 +82,6 @@ def test_random_draws_follow_the_probabilities(draw_often: Any) -> None:
     counts = draw_often(logits)
     np.testing.assert_allclose(counts[[5, 130, 299]] / 4_000, [0.5, 0.3, 0.2], atol=0.03)
     assert counts.sum() == counts[[5, 130, 299]].sum()
-
-
-def test_a_draw_at_the_very_end_meets_a_token_that_is_possible(rows_of: Any, make_plan: Any, transfers: Any) -> None:
-    rows, number = rows_of(([1], 1, {"temperature": 1.0})), 200
-    plan = make_plan(decodes=[(0, 1)] * number)
-    positions = SampledPositionsBuilder(rows, transfers).build(plan, plan.num_new_tokens)
-    logits = torch.randn((number, VOCAB_SIZE), generator=torch.Generator().manual_seed(0))
-    logits[:, 100:128] = logits[:, 250:] = float("-inf")
-    last = replace(OPS["torch"], uniform=lambda seeds, at: torch.full(seeds.shape, 1 - 2.0**-48, dtype=torch.float64))
-    token_ids = draw(logits, rows, positions, torch.arange(number), last)
-    assert set(token_ids.tolist()) <= {*range(100), *range(128, 250)}
 
 
 def test_temperature_sharpens_the_distribution(draw_often: Any) -> None:

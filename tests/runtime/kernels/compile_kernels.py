@@ -42,12 +42,11 @@ from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExpert
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
 from kvasir_runtime.kernels.linear_triton import TritonWeight
-from kvasir_runtime.kernels.look_up_triton import TritonLookUp
-from kvasir_runtime.kernels.philox_triton import triton_uniform
+from kvasir_runtime.kernels.penalties_triton import triton_penalize
 from kvasir_runtime.kernels.rms_norm_triton import triton_add_rms_norm, triton_rms_norm
 from kvasir_runtime.kernels.rotate_and_write_triton import triton_rotate_and_write
-from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens
-from kvasir_runtime.kernels.top_k_top_p_triton import TritonLeastLikelyKept
+from kvasir_runtime.kernels.sample import DrawnPositions, KnownTokens, PositionTensors, SamplingTensors
+from kvasir_runtime.kernels.sample_triton import TritonSample
 from kvasir_runtime.kernels.verify_drafts_triton import TritonVerifyMostLikely, triton_verify_drafts
 
 TABLE = Path(__file__).with_name("compiled_kernels.csv")
@@ -303,10 +302,9 @@ def compile_step() -> None:
     logits = of(8, 128_256, dtype=torch.float32)
     triton_argmax(logits)
     triton_argmax(logits.bfloat16())
-    floats = of(8, dtype=torch.float32)
-    TritonLeastLikelyKept()(logits, floats, ints(8), floats)
-    TritonLookUp()(logits, floats, of(8, dtype=torch.float64))
-    triton_uniform(longs(8), longs(8))
+    sample(logits)
+    for vocab_size in (128_256, 262_144):
+        sample(of(8, vocab_size))
     for num_tokens in (4, 8):
         tensors = DecodeTensors(
             longs(num_tokens), longs(num_tokens), (longs(num_tokens),) * 2, ints(5), ints(4), ints(4)
@@ -318,6 +316,17 @@ def compile_step() -> None:
         triton_verify_drafts(longs(8), drawn, known)
         for dtype in (torch.bfloat16, torch.float32):
             TritonVerifyMostLikely()(logits.to(dtype), drawn, known)
+
+
+def sample(logits: Tensor) -> None:
+    floats, number, row, none = of(8, dtype=torch.float32), ints(8), longs(8), longs(8, 0)
+    tensors = SamplingTensors(
+        *(floats,) * 6, number, number, row, row, none, row, none, floats, ints(8, 1000), number, ints(8, 5)
+    )
+    positions = PositionTensors(row, row, row, None, is_random=True, has_nucleus=True)
+    TritonSample()(logits, positions, tensors)
+    if logits.dtype == torch.float32:
+        triton_penalize(logits, positions, tensors, max_seq_len=1000)
 
 
 def compile_attention(

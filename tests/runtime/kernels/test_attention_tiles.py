@@ -20,10 +20,16 @@ LLAMA_8B = HeadShape(32, 8, 128)
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "count"), [(0, 1), (1, 1), (128, 1), (129, 2), (512, 4), (513, 3), (1024, 4), (1025, 3)]
+    ("num_keys", "count"), [(0, 1), (1, 1), (128, 1), (129, 2), (512, 4), (513, 3), (1024, 4), (1025, 3), (2000, 4)]
 )
 def test_keys_are_cut_into_units_and_no_more_splits_than_allowed(num_keys: int, count: int) -> None:
     assert Splits(max_splits=4).count(num_keys) == count
+
+
+@pytest.mark.parametrize(("num_keys", "count", "most"), [(500, 4, 4), (512, 4, 4), (513, 3, 4), (4096, 16, 16)])
+def test_units_of_longer_sequences_are_twice_as_long(num_keys: int, count: int, most: int) -> None:
+    splits = Splits(max_splits=32)
+    assert (splits.count(num_keys), splits.most(num_keys)) == (count, most)
 
 
 @pytest.mark.parametrize(("num_kv_heads", "max_splits"), [(1, 64), (4, 64), (8, 32), (32, 8), (128, 4)])
@@ -33,7 +39,7 @@ def test_a_single_long_decode_fills_the_device(num_kv_heads: int, max_splits: in
 
 @pytest.mark.parametrize(
     ("num_decodes", "max_seq_len", "programs"),
-    [(1, 131072, 32), (1, 1024, 8), (1, 1, 1), (64, 131072, 9), (256, 131072, 3)],
+    [(1, 131072, 32), (1, 1024, 4), (1, 1, 1), (64, 131072, 9), (256, 131072, 3)],
 )
 def test_programs_of_a_decode_are_bounded_by_its_length_and_the_device(
     num_decodes: int, max_seq_len: int, programs: int

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from tests.runtime.compilations import Compilations
 from tests.runtime.kernels.triton_device import DEVICE, GPU_MARKS, TOLERANCES, randn
 
 from kvasir_runtime.kernels.few_rows_triton import (
-    MEDIUM,
     MOST_ROWS,
     NARROW,
+    SHORT,
     WIDE,
     FewRowsWeight,
     Tile,
@@ -16,10 +17,11 @@ from kvasir_runtime.kernels.few_rows_triton import (
 )
 from kvasir_runtime.kernels.linear import PlainWeight
 from kvasir_runtime.kernels.linear_choice import make_weight
+from kvasir_runtime.kernels.rms_norm_triton import triton_rms_norm
 
 pytestmark = GPU_MARKS
 
-TILES = [NARROW, MEDIUM, WIDE]
+TILES = [SHORT, NARROW, WIDE]
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -38,9 +40,10 @@ def test_agrees_with_its_twin(
 
 @pytest.mark.parametrize("tile", TILES)
 def test_a_row_is_multiplied_alike_alone_and_among_others(tile: Tile) -> None:
-    weight, x = FewRowsWeight(randn(70, 2048, dtype=torch.bfloat16), None, tile), randn(16, 2048, dtype=torch.bfloat16)
+    weight = FewRowsWeight(randn(70, 2048, dtype=torch.bfloat16), None, tile)
+    x = randn(MOST_ROWS, 2048, dtype=torch.bfloat16)
     among_many = weight(x)
-    for n in (1, 2, 7, 8, 9):
+    for n in (1, 2, 7):
         assert torch.equal(weight(x[:n]), among_many[:n])
         assert torch.equal(weight(x[-n:]), among_many[-n:])
 
@@ -56,6 +59,38 @@ def test_reads_rows_that_are_not_adjacent_and_of_any_dimensions() -> None:
 def test_more_rows_are_its_twins() -> None:
     plain, x = randn(64, 64, dtype=torch.bfloat16), randn(MOST_ROWS + 1, 64, dtype=torch.bfloat16)
     assert torch.equal(FewRowsWeight(plain, None)(x), PlainWeight(plain, None)(x))
+
+
+def test_nothing_is_compiled_after_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = FewRowsWeight(randn(32, 512, dtype=torch.bfloat16), None)
+    compilations = Compilations(monkeypatch)
+    weight.compile()
+    compiled = [*compilations.kernels]
+    for num_rows in (1, 2, 8, 9, 16):
+        weight(randn(num_rows, 512, dtype=torch.bfloat16))
+    assert compiled
+    assert compilations.kernels == compiled
+
+
+@pytest.mark.gpu
+def test_what_starts_early_waits_for_its_rows() -> None:
+    plain, norm, x = (randn(*shape, dtype=torch.bfloat16).cuda() for shape in ((4096, 4096), (4096,), (4, 4096)))
+
+    def twenty_layers(starts_early: bool) -> torch.Tensor:
+        weight, hidden = FewRowsWeight(plain, None, starts_early=starts_early), x
+        for _ in range(20):
+            hidden = weight(triton_rms_norm(weight(hidden), norm, 1e-6))
+        return hidden
+
+    wanted = twenty_layers(starts_early=False)
+    twenty_layers(starts_early=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = twenty_layers(starts_early=True)
+    for _ in range(50):
+        graph.replay()
+    assert torch.equal(found, wanted)
 
 
 @pytest.mark.gpu
@@ -80,9 +115,11 @@ def test_which_weights_it_is_for(shape: tuple[int, int], dtype: torch.dtype, is_
     assert suits(torch.empty(shape, dtype=dtype, device="meta")) is is_suited
 
 
-@pytest.mark.parametrize(("num_outputs", "tile"), [(1024, NARROW), (4096, MEDIUM), (151_936, WIDE)])
-def test_a_wider_weight_has_larger_tiles(num_outputs: int, tile: Tile) -> None:
-    assert choose_tile(num_outputs) == tile
+@pytest.mark.parametrize(
+    ("num_outputs", "num_inputs", "tile"), [(4096, 1024, SHORT), (4096, 4096, NARROW), (151_936, 1024, WIDE)]
+)
+def test_the_tile_follows_from_the_weight(num_outputs: int, num_inputs: int, tile: Tile) -> None:
+    assert choose_tile(num_outputs, num_inputs) == tile
 
 
 @pytest.mark.parametrize("tile", TILES)

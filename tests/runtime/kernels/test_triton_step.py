@@ -15,8 +15,6 @@ from kvasir_runtime.kernels.inputs import (
     prepare_inputs_reference,
 )
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
-from kvasir_runtime.kernels.philox import uniform_reference
-from kvasir_runtime.kernels.philox_triton import triton_uniform
 from kvasir_runtime.kernels.sample import argmax_reference
 
 pytestmark = GPU_MARKS
@@ -105,15 +103,6 @@ def decode_tensors(num_requests: int, num_tokens: int, first: int) -> DecodeTens
     return DecodeTensors(
         longs[0].clone(), longs[1].clone(), (longs[2].clone(), longs[3].clone()), starts, seq_lens, rows
     )
-
-
-def test_uniform_numbers_are_the_twins_bit_for_bit() -> None:
-    random = torch.Generator().manual_seed(0)
-    seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=random)
-    positions = torch.randint(0, 2**40, (300,), generator=random)
-    seeds[:3], positions[:3] = torch.tensor([0, -1, 2**32]), torch.tensor([0, 2**32 - 1, 2**32])
-    got = triton_uniform(on_device(seeds), on_device(positions)).cpu()
-    assert torch.equal(got, uniform_reference(seeds, positions))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
