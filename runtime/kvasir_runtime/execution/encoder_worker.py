@@ -140,6 +140,12 @@ def _load_decoder(
     """Of a family of decoders whose tokens see those behind them."""
     as_decoder = replace(config, values={**config.values, "use_bidirectional_attention": False})
     options = read_options(as_decoder, generating_architecture(pooling.architecture))
+    has_windows = any(layer.attention.window is not None for layer in options.layers)
+    if has_windows and not config.flag("use_bidirectional_attention", False):
+        raise ModelLoadError(
+            f"{config.path}: is_causal is false and some layers see a window; which of it lies behind a token is not "
+            "known, so only layers that see all are computed so"
+        )
     max_length = _max_length(options.max_exact_length, model, pooling)
     names = names_in(checkpoint, options.architecture)
     head = load_decoder_head(pooling, checkpoint, options, names, placement.device)

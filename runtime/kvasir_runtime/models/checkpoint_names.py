@@ -94,11 +94,12 @@ def names_of(architecture: str) -> CheckpointNames:
 def names_in(tensors: Container[str], architecture: str) -> CheckpointNames:
     """As the checkpoint with these tensors has them."""
     names = names_of(architecture)
-    if f"{names.embedding}.weight" in tensors:
+    embedding = names.embedding.removeprefix(_WITHOUT_HEAD)
+    if f"{embedding}.weight" not in tensors:
         return names
     return replace(
         names,
-        embedding=names.embedding.removeprefix(_WITHOUT_HEAD),
+        embedding=embedding,
         layers=names.layers.removeprefix(_WITHOUT_HEAD),
         norm=names.norm.removeprefix(_WITHOUT_HEAD),
     )

@@ -32,9 +32,10 @@ _NOT_GENERATING = ("ForSequenceClassification", "TextModel", "Model")
 
 
 def generating_architecture(name: str) -> str:
-    """The family's own, of an embedding model or a classifier with its layers."""
-    end = next((end for end in _NOT_GENERATING if name.endswith(end)), None)
-    return name if end is None else name.removesuffix(end) + "ForCausalLM"
+    """The family's own, of an embedding model or a classifier with its layers; the name itself where none is known."""
+    end = next((end for end in _NOT_GENERATING if name.endswith(end)), "")
+    own = name.removesuffix(end) + "ForCausalLM"
+    return own if own in FAMILIES else name
 
 
 def read_options(config: HuggingFaceConfig, architecture: str | None = None) -> DecoderOptions:

@@ -66,6 +66,11 @@ class PoolingDescription:
     """Tokens see those behind them, so there is no KV cache."""
 
     @property
+    def joins_pairs(self) -> bool:
+        """Whether its tokenizer joins two texts as the model was trained to compare them."""
+        return self.architecture.startswith(ENCODERS)
+
+    @property
     def needs_whole_prompt(self) -> bool:
         return self.is_encoder or self.pooling_type != "last"
 
@@ -133,8 +138,14 @@ class _Reader:
             pooling_type=self._pooling_type(),
             task=self._classification() if self.is_classifier else self._embedding(),
             inputs=read_inputs(self.folder),
-            is_encoder=self.architecture.startswith(ENCODERS) or self.config.get("use_bidirectional_attention") is True,
+            is_encoder=self._is_encoder,
         )
+
+    @property
+    def _is_encoder(self) -> bool:
+        """By its family, or as Gemma 3's and Qwen2's embedding models say of themselves."""
+        sees_ahead = self.config.get("use_bidirectional_attention") is True or self.config.get("is_causal") is False
+        return self.architecture.startswith(ENCODERS) or sees_ahead
 
     def _pooling_type(self) -> PoolingType:
         """A flag says, else the library's files, else the family: decoders have seen all of a prompt at its end."""

@@ -69,7 +69,7 @@ async def _scored(
 
 async def _joined(call: Call, pair: Pair, instruction: str | None, param: str) -> PooledText:
     """Two texts as the model compares them. Raises InvalidRequestError where nobody knows how."""
-    if call.pooling.is_encoder:
+    if call.pooling.joins_pairs:
         return await call.reader.read(*pair, param)
     prompt_of = call.serving.pair_prompt
     if prompt_of is None:

@@ -2,6 +2,8 @@
 no two implementations round alike, they are to the last bit those made alone.
 """
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from kvasir_runtime.config import (
     PoolerConfig,
     SchedulerConfig,
 )
-from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.errors import ConfigurationError, ModelLoadError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.pooling.description import describe_pooling
@@ -173,6 +175,38 @@ def test_a_decoders_layers_may_see_ahead(pooling_type: str, reference: Any, tmp_
     wanted = pooled(hidden_states(tmp_path), pooling_type)
     vectors = start_encoder(tmp_path, pooling_type).vectors(PROMPTS)
     torch.testing.assert_close(vectors, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_so_may_those_whose_configuration_denies_that_they_are_causal(
+    reference: Any, tmp_path: Path, start_encoder: Any
+) -> None:
+    """As gte-Qwen2's does."""
+    shutil.copytree(reference("Qwen3ForCausalLM").folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3Model"], "is_causal": False}))
+    wanted = pooled(hidden_states(tmp_path), "MEAN")
+    vectors = start_encoder(tmp_path, "MEAN").vectors(PROMPTS)
+    torch.testing.assert_close(vectors, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_windows_that_may_lie_on_either_side_are_refused(reference: Any) -> None:
+    folder, overrides = reference("MistralForCausalLM").folder, {"is_causal": False}
+    config = ModelConfig(model=str(folder), device="cpu", runner="pooling", hf_overrides=overrides)
+    with pytest.raises(ModelLoadError, match="is_causal is false and some layers see a window"):
+        load_worker(config, CacheConfig(), ExecutionConfig(), SchedulerConfig())
+
+
+def test_modernberts_older_configurations_say_the_same(saved: Any, tmp_path: Path, start_encoder: Any) -> None:
+    folder = saved("ModernBert", "Model")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    ropes, kinds = config.pop("rope_parameters"), config.pop("layer_types")
+    assert kinds == ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    older = {"global_attn_every_n_layers": 3, "global_rope_theta": ropes["full_attention"]["rope_theta"],
+             "local_rope_theta": ropes["sliding_attention"]["rope_theta"]}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config | older))
+    newer, as_before = (start_encoder(each, "MEAN").vectors(PROMPTS) for each in (folder, tmp_path))
+    assert torch.equal(newer, as_before)
 
 
 def test_an_encoder_exchanges_no_kv(saved: Any) -> None:

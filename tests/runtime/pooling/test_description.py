@@ -112,9 +112,10 @@ def test_where_nothing_says_it_the_family_decides(config: Any, pooling_type: str
     assert description.needs_whole_prompt is (config is ENCODER)
 
 
-def test_a_decoder_whose_tokens_see_ahead_is_an_encoder(tmp_path: Path) -> None:
-    config = {"architectures": ["Gemma3TextModel"], "hidden_size": 32, "use_bidirectional_attention": True}
-    assert described(write(tmp_path, config=config)).is_encoder
+@pytest.mark.parametrize("key", [{"use_bidirectional_attention": True}, {"is_causal": False}])
+def test_a_decoder_whose_tokens_see_ahead_is_an_encoder(key: dict[str, bool], tmp_path: Path) -> None:
+    write(tmp_path, config={"architectures": ["Gemma3TextModel"], "hidden_size": 32} | key)
+    assert described(tmp_path).is_encoder
 
 
 def test_prompts_and_lengths_are_the_librarys(tmp_path: Path) -> None:
