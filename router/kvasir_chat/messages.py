@@ -4,7 +4,7 @@ Templates differ in what they take for "no content" and for a call's arguments, 
 way: to a template that looks, and to one that prints.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -59,6 +59,21 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
+class UnreadableArguments(str):
+    """Arguments that are no JSON object, as of a call that was cut: their text, and to a template that lists them none.
+
+    They are the model's own words, so the conversation goes on with them.
+    """
+
+    __slots__ = ()
+
+    def items(self) -> ItemsView[str, Any]:
+        return {}.items()
+
+
+Mapping.register(UnreadableArguments)  # Jinja's filter `items` asks for one
+
+
 def is_none(value: object) -> bool:
     """Jinja's test `none`."""
     return value is None or isinstance(value, NoContent)
@@ -84,7 +99,7 @@ def template_message(
     if reasoning is not None:
         seen |= dict.fromkeys(_REASONING, reasoning)
     if calls := message.get("tool_calls"):
-        seen["tool_calls"] = [_call(call, f"{field}.tool_calls") for call in calls]
+        seen["tool_calls"] = [_call(call) for call in calls]
     return seen
 
 
@@ -104,15 +119,18 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
-def _call(call: Any, field: str) -> Any:
+def _call(call: Any) -> Any:
     """OpenAI sends a call's arguments as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**function, "arguments": _arguments(text)}}
+
+
+def _arguments(text: str) -> Arguments | UnreadableArguments:
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConversationRefusedError(f"{field}: a call's arguments are not valid JSON: {error}", field) from error
-    return {**call, "function": {**function, "arguments": Arguments(value, text) if isinstance(value, dict) else value}}
+        return Arguments(msgspec.json.decode(text, type=dict[str, Any]), text)
+    except (msgspec.DecodeError, RecursionError):
+        return UnreadableArguments(text)

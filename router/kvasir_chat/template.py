@@ -4,7 +4,8 @@ Templates see what transformers shows them, since they are written against it: t
 filters, functions and extensions. They run in Jinja's immutable sandbox, because they come with the checkpoint, and no
 longer than is good for the others, because a client chooses what they work on.
 
-Whether a role's content is wanted as text or as a list of parts is found out by showing the template both.
+Whether a role's content is wanted as text or as a list of parts, and where system messages may stand, is found out by
+showing the template both.
 """
 
 import json
@@ -12,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -21,6 +23,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from kvasir_chat.messages import ConversationRefusedError, Message, NoContent, is_none, joined_parts, template_message
+from kvasir_chat.system_messages import as_users, gathered, is_system, num_leading
 
 MAX_RENDER_SECONDS = 10.0
 """Of a processor. A conversation of a million tokens takes less than one; others wait for what takes longer."""
@@ -68,10 +71,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         tools: Sequence[Any] | None = None,
         documents: Sequence[Any] | None = None,
+        reasoning_effort: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Of messages in OpenAI's shape. With `continue_final_message` the text ends where the last one's content ends;
-        else a turn of the model begins, unless `add_generation_prompt` is False.
+        else a turn of the model begins, unless `add_generation_prompt` is False. `variables` go before what
+        `reasoning_effort` sets.
 
         Raises ConversationRefusedError; what the template itself refuses, in its own words.
         """
@@ -81,9 +86,9 @@ class ChatTemplate:
                 f"chat_template_kwargs may not set {', '.join(sorted(reserved))}; the request's own fields do",
                 "chat_template_kwargs",
             )
-        knows_developer = "developer" in self.source
-        seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
-        given = {**self._special_tokens, **variables, "tools": tools or None, "documents": documents or None}
+        seen = self._seen(self._settled(messages))
+        asked = {**self._special_tokens, **_of_effort(reasoning_effort), **variables}
+        given = {**asked, "tools": tools or None, "documents": documents or None}
         if not continue_final_message:
             return self._text(seen, add_generation_prompt is not False, given)
         text, mark, rest = self._text([*seen[:-1], _marked(seen[-1])], False, given).rpartition(_END_OF_CONTENT)
@@ -94,6 +99,35 @@ class ChatTemplate:
                 "continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()
+
+    def _seen(self, messages: Sequence[Any]) -> list[Message]:
+        knows_developer = "developer" in self.source
+        return [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+
+    def _settled(self, messages: Sequence[Any]) -> Sequence[Any]:
+        """With system messages where the template takes them."""
+        count = num_leading(messages)
+        if count > 1 and not self._takes_several_systems:
+            messages, count = gathered(messages, count), 1
+        if any(map(is_system, messages[count:])) and not self._takes_later_systems:
+            return as_users(messages, count)
+        return messages
+
+    @cached_property
+    def _takes_several_systems(self) -> bool:
+        first, second = ({"role": "system", "content": text} for text in (_FIRST, _SECOND))
+        return self._prints_both([first, second, {"role": "user", "content": "hello"}])
+
+    @cached_property
+    def _takes_later_systems(self) -> bool:
+        return self._prints_both([{"role": "user", "content": _FIRST}, {"role": "system", "content": _SECOND}])
+
+    def _prints_both(self, messages: Sequence[Message]) -> bool:
+        try:
+            text = self._text(self._seen(messages), True, self._special_tokens)
+        except ConversationRefusedError:
+            return False
+        return _FIRST in text and _SECOND in text
 
     def _text(self, messages: Sequence[Message], add_generation_prompt: bool, given: Mapping[str, Any]) -> str:
         parts: list[str] = []
@@ -151,6 +185,13 @@ class ChatTemplate:
             is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
             return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
         return None
+
+
+def _of_effort(effort: str | None) -> dict[str, Any]:
+    """Templates know the effort, or a switch under one of two names."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **dict.fromkeys(("enable_thinking", "thinking"), effort != "none")}
 
 
 def _part(text: str) -> Message:

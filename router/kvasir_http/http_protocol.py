@@ -21,8 +21,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from kvasir_http.connections import UNCOUNTED_BYTES, ClientLimits, ClientTransport, Connections, peer_of
-from kvasir_http.request_parser import RequestParser
+from kvasir_http.connections import (
+    UNCOUNTED_BYTES,
+    ClientLimits,
+    ClientTransport,
+    Connections,
+    RequestParser,
+    peer_of,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of the request line and all headers; also of trailers, of what is sent ahead of its turn, and of whatever else is

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Kubernetes swaps this link when a Secret changes, so one look at it is one version of all files.
 _CURRENT_VERSION = "..data"
+KEY_HEADER = b"x-api-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,11 @@ class ApiKeys:
         self._tenants = digests
 
     def tenant_of(self, raw_headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Raises InvalidApiKeyError (401) when the bearer token is missing or unknown."""
-        value = next((value for name, value in raw_headers if name == b"authorization"), None)
-        if value is None:
-            raise InvalidApiKeyError("no API key given; send it as `Authorization: Bearer KEY`")
-        scheme, _, key = value.partition(b" ")
-        tenant = self._tenants.get(self._digest(key.strip())) if scheme.lower() == b"bearer" else None
+        """Raises InvalidApiKeyError (401) when the key, in OpenAI's header or in Anthropic's, is missing or unknown."""
+        key = _given_key(raw_headers)
+        if key is None:
+            raise InvalidApiKeyError("no API key given; send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`")
+        tenant = self._tenants.get(self._digest(key))
         if tenant is None:
             raise InvalidApiKeyError("the API key given is not known here")
         return tenant
@@ -116,3 +116,9 @@ class ApiKeys:
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=32, key=self._digest_secret).digest()
+
+
+def _given_key(raw_headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    named = dict(raw_headers)
+    scheme, _, key = named.get(b"authorization", b"").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else named.get(KEY_HEADER)

@@ -79,6 +79,10 @@ class UnknownModelError(RequestError):
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
 
+class ResponseNotFoundError(RequestError):
+    status, type, code = 404, "invalid_request_error", "response_not_found"
+
+
 class UnknownPathError(RequestError):
     status, type, code = 404, "invalid_request_error", "unknown_path"
 

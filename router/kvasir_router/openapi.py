@@ -6,6 +6,7 @@ What engines make of a body is theirs to say, and their answers pass through: th
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.request import DEADLINE_HEADER
 
 _REFUSALS: Mapping[int, str] = {
@@ -39,6 +40,18 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 _MODEL = {
     "type": "object",
     "required": ["id", "object", "created", "owned_by"],
@@ -68,9 +81,10 @@ _REQUEST = {
 }
 HEALTH_PATHS = ("/health", "/ping")
 _NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+_RESPONSE_ID = {**_NAME, "name": "response_id"}
 
 
-def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
+def document(dialects: Mapping[str, Dialect], kept_response_paths: Mapping[str, Iterable[str]]) -> dict[str, Any]:
     """As JSON, of version 3.1."""
     return {
         "openapi": "3.1.0",
@@ -80,10 +94,17 @@ def document(forwarded_paths: Iterable[str]) -> dict[str, Any]:
             **{path: {"get": _told("For load balancers: 503 while the router stops.", 503)} for path in HEALTH_PATHS},
             "/v1/models": {"get": _listing("Lists the models, aliases and adapters.", "Models", ())},
             "/v1/models/{name}": {"get": _listing("Tells of one of them.", "Model", (_NAME,))},
-            **{path: {"post": _forwarded()} for path in forwarded_paths},
+            **{path: {method.lower(): _kept() for method in methods} for path, methods in kept_response_paths.items()},
+            **{path: {"post": _forwarded(dialect.error_schema)} for path, dialect in dialects.items()},
         },
         "components": {
-            "schemas": {"Error": _ERROR, "Model": _MODEL, "Models": _MODELS, "Request": _REQUEST},
+            "schemas": {
+                "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+                "Model": _MODEL,
+                "Models": _MODELS,
+                "Request": _REQUEST,
+            },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],  # without --api-keys-file the router is open
@@ -103,7 +124,15 @@ def _listing(summary: str, schema: str, parameters: Iterable[Mapping[str, Any]])
     }
 
 
-def _forwarded() -> dict[str, Any]:
+def _kept() -> dict[str, Any]:
+    return {
+        "summary": "Answered by the engine that keeps the response.",
+        "parameters": [_RESPONSE_ID],
+        "responses": {"200": {"description": "The engine's answer."}, **_refusals(400, 401, 404, 405, 408, 431, 502)},
+    }
+
+
+def _forwarded(error_schema: str) -> dict[str, Any]:
     return {
         "summary": "Answered by one engine.",
         "parameters": [
@@ -115,16 +144,18 @@ def _forwarded() -> dict[str, Any]:
             }
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _reference("Request")}}},
-        "responses": {"200": {"description": "The engine's answer."}, **_refusals(*_REFUSALS)},
+        "responses": {"200": {"description": "The engine's answer."}, **_refusals(*_REFUSALS, schema=error_schema)},
     }
 
 
-def _refusals(*statuses: int) -> dict[str, Any]:
-    return {str(status): _json(_REFUSALS[status], "Error") for status in statuses}
+def _refusals(*statuses: int, schema: str = "Error") -> dict[str, Any]:
+    """What is refused before its path is known is an `Error` in any API."""
+    return {str(status): _json(_REFUSALS[status], *dict.fromkeys((schema, "Error"))) for status in statuses}
 
 
-def _json(description: str, schema: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _reference(schema)}}}
+def _json(description: str, *schemas: str) -> dict[str, Any]:
+    schema = {"anyOf": [*map(_reference, schemas)]} if len(schemas) > 1 else _reference(*schemas)
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _reference(schema: str) -> dict[str, str]:

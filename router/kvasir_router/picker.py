@@ -125,6 +125,15 @@ class Picker:
             policy = self.pairing.policy(policy, partners(prefills, now, avoid), fetches)
         elif fetches is not None:
             policy = FetchingPolicy(policy, fetches)
+        return self._placed(policy, request, choice, cached, now)
+
+    def pin(self, request: InferenceRequest, endpoint: Endpoint, cached: Cached, now: float) -> Placement:
+        """On the only endpoint that can answer it, room or not."""
+        return self._placed(self.policy, request, [endpoint], cached, now)
+
+    def _placed(
+        self, policy: Policy, request: InferenceRequest, choice: Sequence[Endpoint], cached: Cached, now: float
+    ) -> Placement:
         placement = policy.place(request, choice, cached, now)
         if self.on_placed is not None:
             self.on_placed(policy, request, choice, cached, placement, now)

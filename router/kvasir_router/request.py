@@ -44,6 +44,7 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     priority: int = 0  # lower is earlier
     can_transfer_kv: bool = False  # another engine may compute its prompt's KV
     max_output_tokens: int | None = None  # None: the client has set no bound
+    holder: str | None = None  # mark of the engine that keeps what it goes on from
     session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
     @property
@@ -120,6 +121,7 @@ async def parse(
         priority=fields.priority if type(fields.priority) is int else 0,
         can_transfer_kv=prompt is not None and _can_transfer_kv(envelope.dialect, fields, prompt),
         max_output_tokens=_max_output_tokens(fields),
+        holder=fields.holder,
         session=_session(envelope.raw_headers, fields, prompt),
     )
 
@@ -147,7 +149,8 @@ def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) ->
     """
     is_one = not prompt.is_batch and fields.n in (None, 1) and fields.best_of in (None, 1)
     tells_nothing = not fields.echo and fields.prompt_logprobs is None
-    return dialect.has_kv_transfer and is_one and tells_nothing and not fields.is_large
+    is_whole = not fields.is_large and fields.holder is None
+    return dialect.has_kv_transfer and is_one and tells_nothing and is_whole
 
 
 def _max_output_tokens(fields: RoutingFields) -> int | None:

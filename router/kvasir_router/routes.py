@@ -1,5 +1,6 @@
-"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take OpenAI's shape.
-An engine's other paths, those that load adapters or change its state, are not reachable from outside.
+"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take the shape of
+the API that was asked. An engine's other paths, those that load adapters or change its state, are not reachable from
+outside.
 """
 
 import logging
@@ -17,47 +18,49 @@ from kvasir_router import openapi
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.messages import CountTokens, Messages
 from kvasir_router.dialects.openai import OpenAIErrors
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.responses import Responses
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Scores, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
+from kvasir_router.kept_responses import PATHS, KeptResponses
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
 from kvasir_router.service.service import Services
 
 logger = logging.getLogger(__name__)
-_OTHER_MAKES = (
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/rerank",
-    "/v1/score",
-    "/classify",
-    "/pooling",
-    "/rerank",
-    "/score",
-)
+_CLASSES = ("/pooling", "/classify", "/v1/classify")
+_SCORES = ("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
     "/v1/embeddings": Embeddings(),
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
+    "/v1/responses": Responses(),
     "/tokenize": Tokenize(),
     "/detokenize": Tokenize(),
-    **{path: Passthrough(path) for path in _OTHER_MAKES},
+    **{path: Embeddings(path) for path in _CLASSES},
+    **{path: Scores(path) for path in _SCORES},
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
 _UNKNOWN_API = OpenAIErrors()
 
 
 def create_app(
-    services: Services, api_keys: ApiKeys | None, is_stopping: Callable[[], bool], cors_origins: Sequence[str] = ()
+    services: Services,
+    api_keys: ApiKeys | None,
+    kept_responses: KeptResponses,
+    is_stopping: Callable[[], bool],
+    cors_origins: Sequence[str] = (),
 ) -> ASGIApp:
     """What is answered here: all that is not forwarded. A slash at the end of a path means nothing."""
-    app: ASGIApp = _create_fastapi(services, api_keys, is_stopping)
+    app: ASGIApp = _create_fastapi(services, api_keys, kept_responses, is_stopping)
     if cors_origins:
         app = CORSMiddleware(
             app,
             allow_origins=cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -70,7 +73,9 @@ def create_app(
     return serve
 
 
-def _create_fastapi(services: Services, api_keys: ApiKeys | None, is_stopping: Callable[[], bool]) -> FastAPI:
+def _create_fastapi(
+    services: Services, api_keys: ApiKeys | None, kept_responses: KeptResponses, is_stopping: Callable[[], bool]
+) -> FastAPI:
     app = FastAPI(title="Kvasir router", openapi_url=None, redirect_slashes=False)
     listing = _ModelRoutes(services, api_keys)
 
@@ -85,6 +90,7 @@ def _create_fastapi(services: Services, api_keys: ApiKeys | None, is_stopping: C
             *(Route(path, health, methods=["GET"]) for path in openapi.HEALTH_PATHS),
             Route("/v1/models", listing.list, methods=["GET"]),
             Route("/v1/models/{name:path}", listing.show, methods=["GET"]),
+            *kept_responses.routes(),
         ]
     )
     app.add_exception_handler(RequestError, _answer_error)
@@ -94,7 +100,7 @@ def _create_fastapi(services: Services, api_keys: ApiKeys | None, is_stopping: C
 
 
 async def _show_document(request: Request) -> Response:
-    return JSONResponse(openapi.document(DIALECTS))
+    return JSONResponse(openapi.document(DIALECTS, PATHS))
 
 
 class _ModelRoutes:

@@ -26,6 +26,7 @@ from kvasir_router.app import Handler, Parts
 from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_of
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
+from kvasir_router.kept_responses import KeptResponses
 from kvasir_router.memory import memory_limit_bytes, most_unread_bytes, within_limit
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
@@ -172,7 +173,8 @@ async def running(
                 times=tuning.clients,
             )
         )
-        app = create_app(found.services, parts.api_keys, lambda: router.is_stopping, config.cors_origin)
+        kept_responses = KeptResponses(found.services, parts.api_keys, session)
+        app = create_app(found.services, parts.api_keys, kept_responses, lambda: router.is_stopping, config.cors_origin)
         wanted = ConnectionLimits(config.max_connections, config.max_connections_per_peer)
         connections = Connections(
             wanted.within(most_descriptors(), per_connection=2),  # one of an engine each

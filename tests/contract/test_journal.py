@@ -76,6 +76,17 @@ def test_the_router_sees_that_a_stream_is_moved() -> None:
     assert kept.is_moved
 
 
+def test_the_events_of_one_line_are_one_block_until_the_client_has_them() -> None:
+    """Cut anywhere: the client has all of them and the router their line, or neither."""
+    events = [b"event: a\ndata: 1\n\n", b"event: b\ndata: 2\n\n", b"event: c\ndata: 3\n\n"]
+    writer = runtime.JournalWriter([REQUEST], 1700000000, "digest")
+    stream = writer.begin() + writer.write(SequenceDelta(index=0, token_ids=[5]), b"".join(events))
+    for cut in range(len(stream) + 1):
+        shown, lines = router.Journal(BodyBudget(10_000)).split(stream[:cut])
+        is_whole = cut == len(stream)
+        assert (shown, lines.count(b"[0,[5]")) == ((b"".join(events), 1) if is_whole else (b"", 0))
+
+
 def test_headers_are_the_same() -> None:
     assert router.RESUMABLE_HEADER == runtime.RESUMABLE_HEADER
     assert router.JOURNAL_HEADER == runtime.JOURNAL_HEADER

@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,20 @@ import msgspec
 import pytest
 import tokenizers
 
+from kvasir_chat.open_responses import input_items
 from kvasir_chat.template import ChatTemplate
 from kvasir_router.dialects.chat import Chat
+from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.dialects.messages import Messages
+from kvasir_router.dialects.responses import Responses
 from kvasir_router.dialects.text_prompts import Completions
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer, TokenizerCard
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.body import parse
-from kvasir_runtime.server.prompts import PromptBuilder
+from kvasir_runtime.server.messages_request import MessagesRequest
+from kvasir_runtime.server.open_responses_request import ResponsesRequest
+from kvasir_runtime.server.prompts import PromptBuilder, translated
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest
 from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import to_json
@@ -81,15 +88,30 @@ class Both:
         self.router = PromptTokenizer(card, PieceCache(10**6))
 
     def check_chat(self, body: dict[str, Any]) -> list[int] | None:
-        """The same tokens, or refused by the engine and unknown to the router."""
         encoded = msgspec.json.encode({"model": "m", **body})
-        dialect = Chat()
+        return self._check(Chat(), encoded, lambda: parse(ChatCompletionRequest, encoded))
+
+    def check_messages(self, body: dict[str, Any]) -> list[int] | None:
+        encoded = msgspec.json.encode({"model": "m", "max_tokens": 9, **body})
+        return self._check(
+            Messages(), encoded, lambda: parse(MessagesRequest, encoded).to_chat(drops_client_header=True)
+        )
+
+    def check_responses(self, body: dict[str, Any]) -> list[int] | None:
+        encoded = msgspec.json.encode({"model": "m", **body})
+        asked = parse(ResponsesRequest, encoded)
+        return self._check(Responses(), encoded, lambda: asked.to_chat(translated(lambda: input_items(asked.input)), 0))
+
+    def _check(
+        self, dialect: Dialect, encoded: bytes, to_chat: Callable[[], ChatCompletionRequest]
+    ) -> list[int] | None:
+        """The same tokens, or refused by the engine and unknown to the router."""
         prompt = dialect.prompt(dialect.read(encoded), "m")
         assert prompt is not None
         made = self.router.tokens(prompt)
         router = None if made is None else list(array("I", made))
         try:
-            engine = asyncio.run(self.engine.chat_prompt(parse(ChatCompletionRequest, encoded), LIMITS))
+            engine = asyncio.run(self.engine.chat_prompt(to_chat(), LIMITS)).token_ids
         except InvalidRequestError:
             engine = None
         assert router == engine or (engine is None and not router)
@@ -102,6 +124,81 @@ def test_a_conversation_has_the_engines_tokens(name: str, fields: dict[str, Any]
     both = Both(TEMPLATES[name])
     for messages in CONVERSATIONS:
         both.check_chat({"messages": messages, **fields})
+
+
+MESSAGES: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "def hello(name): 日本語 "}], "system": "Be brief."},
+    {
+        "system": [{"type": "text", "text": "x-anthropic-billing-header: 1"}, {"type": "text", "text": "Be brief."}],
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I "}],
+    },
+    {"messages": [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]},
+    {
+        "messages": [
+            {"role": "user", "content": "1 + 2"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "1", "name": "add", "input": {"a": 1, "b": "<é>"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "3"}]},
+        ],
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+    },
+    {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}},
+    {"messages": [{"role": "user", "content": "Hi"}], "output_config": {"effort": "low"}},
+    {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_in_anthropics_words_has_the_engines_tokens(name: str) -> None:
+    both = Both(TEMPLATES[name])
+    for body in MESSAGES:
+        both.check_messages(body)
+
+
+RESPONSES: list[dict[str, Any]] = [
+    {"input": "def hello(name): 日本語 ", "instructions": "Be brief."},
+    {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "1 + 2"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "1", "name": "add", "namespace": "math", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "1", "output": "3"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "three"}]},
+        ],
+        "tools": [
+            {"type": "namespace", "name": "math", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
+            {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+            {"type": "web_search"},
+        ],
+        "reasoning": {"effort": "low"},
+    },
+    {"input": "Hi", "reasoning": {"effort": "none"}, "chat_template_kwargs": {"enable_thinking": True}},
+    {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_of_items_has_the_engines_tokens(name: str) -> None:
+    both = Both(TEMPLATES[name])
+    for body in RESPONSES:
+        both.check_responses(body)
+
+
+def test_what_of_items_is_no_text_is_refused() -> None:
+    both = Both(TEMPLATES["example"])
+    assert [both.check_responses(body) is None for body in RESPONSES] == [False, False, False, True]
+
+
+def test_what_of_anthropics_blocks_is_no_text_is_refused() -> None:
+    both = Both(TEMPLATES["example"])
+    assert [both.check_messages(body) is None for body in MESSAGES] == [False] * 7 + [True]
 
 
 def test_most_of_these_conversations_are_not_refused() -> None:

@@ -35,7 +35,13 @@ def test_a_known_key_names_its_tenant() -> None:
     assert ApiKeys([ApiKey(b"k1", "blue")]).tenant_of(bearer("k1")) == "blue"
 
 
-@pytest.mark.parametrize("headers", [[], bearer("wrong"), bearer(""), [(b"authorization", b"Basic k1")]])
+def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    assert ApiKeys([ApiKey(b"k1", "blue")]).tenant_of([(b"x-api-key", b"k1")]) == "blue"
+
+
+@pytest.mark.parametrize(
+    "headers", [[], bearer("wrong"), bearer(""), [(b"authorization", b"Basic k1")], [(b"x-api-key", b"k2")]]
+)
 def test_anything_else_is_refused(headers: list[tuple[bytes, bytes]]) -> None:
     with pytest.raises(InvalidApiKeyError):
         ApiKeys([ApiKey(b"k1", "blue")]).tenant_of(headers)

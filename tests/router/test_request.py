@@ -200,7 +200,7 @@ async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dic
         (Completions(), {"prompt": "hi", "echo": True}, False),
         (Embeddings(), {"input": "hi"}, False),
         (Tokenize(), {"prompt": "hi"}, False),
-        (Passthrough("/v1/responses"), {"input": "hi"}, False),
+        (Passthrough("/v1/rerank"), {"input": "hi"}, False),
     ],
 )
 async def test_kv_is_handed_over_for_one_prompt_and_one_answer(

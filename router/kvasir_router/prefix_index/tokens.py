@@ -65,6 +65,7 @@ class ConversationFields(msgspec.Struct):
     documents: list[Any] | None = None
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -165,6 +166,7 @@ class PromptTokenizer:
                 continue_final_message=bool(fields.continue_final_message),
                 tools=fields.tools,
                 documents=fields.documents,
+                reasoning_effort=fields.reasoning_effort,
                 variables=fields.chat_template_kwargs,
             )
         except ConversationRefusedError:

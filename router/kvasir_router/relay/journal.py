@@ -1,9 +1,11 @@
 """What the router keeps of a stream so that another engine can continue it: the stream's journal, line by line.
 
 An engine that keeps one puts a comment line before each event, in the event's own block (blocks end at an empty line).
-The comments are taken out of what the client gets and kept; only engines read them, but for the end of the last one. A
-block is passed on whole or not at all, so what the journal accounts for is exactly what the client has. What is kept
-counts in the budget of held bodies; where that has no room, the journal is given up, and the stream goes on without.
+Several events with one line are one block: between them the empty line has another spelling, which the client does not
+see. The comments are taken out of what the client gets and kept; only engines read them, but for the end of the last
+one. A block is passed on whole or not at all, so what the journal accounts for is exactly what the client has. What is
+kept counts in the budget of held bodies; where that has no room, the journal is given up, and the stream goes on
+without.
 """
 
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ JOURNAL_HEADER = "x-kvasir-journal-at"
 
 _COMMENT = b": kvasir "
 _END_OF_BLOCK = b"\n\n"
+_END_WITHIN_BLOCK = b"\n\r\n"
 _END_OF_MOVE = b"}]\n"
 
 
@@ -79,7 +82,7 @@ class Journal:
                 line, _, block = block.partition(b"\n")
                 lines.append(line[len(_COMMENT) :])
             if block:
-                events.append(block)
+                events.append(block.replace(_END_WITHIN_BLOCK, _END_OF_BLOCK) if b"\r" in block else block)
         too_long = self._hold(rest) if rest else b""
         return _joined(events, _END_OF_BLOCK) + too_long, _joined(lines, b"\n")
 

@@ -30,15 +30,16 @@ _BUSY_SECONDS = (1.0, 30.0)
 """What is believed of a Retry-After: the least, which holds without one too, and the most."""
 ROUTER_SECRET_HEADER = "x-kvasir-router-secret"
 """Proves to an engine that tenant and journal come from its own router."""
+TENANT_HEADER = "x-kvasir-tenant"
 _REQUEST_ID = b"x-request-id"
-_TENANT = b"x-kvasir-tenant"
+_TENANT = TENANT_HEADER.encode()
 _ROUTER_SECRET = ROUTER_SECRET_HEADER.encode()
 _RESUMABLE = RESUMABLE_HEADER.encode()
 _JOURNAL_AT = JOURNAL_HEADER.encode()
 _OWN = frozenset({_REQUEST_ID, _TENANT, _ROUTER_SECRET, _RESUMABLE, _JOURNAL_AT})
 _NOT_FORWARDED = _OWN | {b"host", b"content-length", b"expect"}
 _OF_WHOLE_ANSWERS = frozenset({b"accept-encoding"})
-_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization"}
+_WITHOUT_KEY = _NOT_FORWARDED | {b"authorization", b"x-api-key"}
 
 
 def forwarded_headers(

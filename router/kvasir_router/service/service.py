@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from kvasir_router.admission.admission import Admission
 from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.config import PolicyName
+from kvasir_router.dialects.responses import mark_of
 from kvasir_router.endpoints.address import Address
 from kvasir_router.errors import (
     UpstreamBusyError,
@@ -32,6 +33,7 @@ from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Placement, decode_leg_on
 from kvasir_router.placement.prefix_fetching import PrefixFetching, Written
 from kvasir_router.prefix_index.index import PrefixIndex
+from kvasir_router.relay.upstream_pool import Origin
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.health import Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
@@ -183,6 +185,9 @@ class Service:
         """
         now = self.clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
+        holder = None if request.holder is None else self.holder(request.holder)
+        if holder is not None and holder.url not in avoid:
+            return self.picker.pin(request, holder, cached, now)
         serving = self.registry.serving(request.model)
         if moved_from is None:
             prefills = self.registry.prefilling(request.model) if self.is_paired else None
@@ -194,6 +199,10 @@ class Service:
             return self.picker.pick(request, serving, cached, now, avoid)
         leg = decode_leg_on(placement.leg.endpoint, request, cached)
         return replace(placement, leg=replace(leg, received_tokens=leg.received_tokens + num_drawn_tokens))
+
+    def holder(self, mark: str) -> Endpoint | None:
+        """The engine of that mark; None: it is gone."""
+        return next((each for each in self.registry if mark_of(Origin.parse(each.url).host_header) == mark), None)
 
     def _written(self, request: InferenceRequest) -> Written | None:
         prefix = request.prefix

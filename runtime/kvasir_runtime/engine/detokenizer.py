@@ -9,7 +9,7 @@ before are given out as text. A stream and a whole answer go through the same co
 import codecs
 import itertools
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -111,11 +111,20 @@ class TokenText:
     where they are to be skipped.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool, context: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown_special_ids: Set[int] = frozenset(),
+        context: Sequence[int] = (),
+    ) -> None:
         self._stream: TextStream = (
             ByteLevelStream(tokenizer.bytes_by_id) if tokenizer.bytes_by_id is not None else WindowStream(tokenizer)
         )
         self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_special_ids:
+            self._skipped_ids -= shown_special_ids
         shown = [token_id for token_id in context[-2 * MAX_PENDING_TOKENS :] if token_id not in self._skipped_ids]
         behind_a_cut = partial(_begins_within_a_character, tokenizer)
         for token_id in itertools.dropwhile(behind_a_cut, shown[-MAX_PENDING_TOKENS:]):
@@ -191,6 +200,8 @@ class TextOptions:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: Set[int] = frozenset()
+    """Special tokens that are shown even so."""
     min_tokens: int = 0
     """Stop strings are not looked for in the text of the first so many tokens."""
 
@@ -209,8 +220,12 @@ class Detokenizer:
     """The text of one sequence. After `feed` has named a stop string, nothing more may be fed."""
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, prompt_token_ids: Sequence[int] = ()) -> None:
-        skips = options.skip_special_tokens
-        self._text = TokenText(tokenizer, skip_special_tokens=skips, context=prompt_token_ids)
+        self._text = TokenText(
+            tokenizer,
+            skip_special_tokens=options.skip_special_tokens,
+            shown_special_ids=options.shown_special_ids,
+            context=prompt_token_ids,
+        )
         self._stops = _Stops(tokenizer, options) if options.stop else None
         self._include_stop_token = options.include_stop_str_in_output
         self._num_tokens_before_stop = options.min_tokens

@@ -19,7 +19,7 @@ from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature, TensorColumns
 from kvasir_runtime.execution.transfers import Download, Transfers
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import GRAMMAR, BoolArray, Int32Array, StepPlan
+from kvasir_runtime.scheduling.step import GRAMMAR, StepPlan
 from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,14 @@ class Followed:
         if self.matcher is None:
             return len(drafts)
         valid = drafts[: self.matcher.num_valid([token_id for token_id in drafts if token_id >= 0])]
+        matcher = self.matcher.copy() if valid else self.matcher
         for number, line in enumerate(lines[: len(valid) + 1]):
             if number:
-                self.matcher.accept([valid[number - 1]])
-            self._fill_line(self.matcher, line, self.num_outputs + number)
-        self.matcher.go_back(len(valid))
+                draft = valid[number - 1]
+                if not _allows(lines[number - 1], draft):  # how long a thought may be is told by masks alone
+                    return number - 1
+                matcher.accept([draft])
+            self._fill_line(matcher, line, self.num_outputs + number)
         return len(valid)
 
     def _fill_line(self, matcher: Matcher, line: NDArray[np.int32], num_outputs: int) -> None:
@@ -86,6 +89,7 @@ class GrammarMask(StepFeature):
         self._transfers = transfers
         self._vocabulary = vocabulary
         self._num_words = num_words(rows.sampling.vocab_size)
+        self.wants = np.zeros(len(rows.prompt_lens), dtype=np.bool_)
         self._followed: dict[int, Followed] = {}
         """By row, until another sequence takes it."""
         self._asked: list[int] = []
@@ -103,13 +107,12 @@ class GrammarMask(StepFeature):
             self._followed.pop(row, None)
             if copy is not None:
                 self._followed[row] = copy
-        limited = [row for row in [new.row for new in plan.added] + list(copies) if row in self._followed]
+        taken = [new.row for new in plan.added] + list(copies)
+        self.wants[taken] = [row in self._followed for row in taken]
+        limited = [row for row in taken if self.wants[row]]
         if limited:  # a grammar may end before min_tokens, so its mask sees to both
             (index,) = self._transfers.upload(np.array(limited, dtype=np.int64))
             self._rows.sampling.min_tokens.index_fill_(0, index, 0)
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return np.array([row in self._followed for row in rows.tolist()], dtype=np.bool_)
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Fetch what was drawn since, and the drafts, before the step's own kernels."""
@@ -185,6 +188,10 @@ class GrammarMask(StepFeature):
             _give_up(followed, error)
             lines[:] = ALL_ALLOWED
             return len(drafts)
+
+
+def _allows(line: NDArray[np.int32], token_id: int) -> bool:
+    return bool(line.view(np.uint32)[token_id // 32] >> (token_id % 32) & 1)
 
 
 def _give_up(followed: Followed, error: KvasirRuntimeError) -> None:

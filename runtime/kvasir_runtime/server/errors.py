@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object, with the HTTP status that clients act on."""
+"""Every failure as the error object of OpenAI's APIs or of Anthropic's, with the HTTP status that clients act on."""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -13,10 +13,17 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
-from kvasir_runtime.server.responses import ErrorBody, ErrorResponse, to_json
+from kvasir_runtime.server.responses import (
+    AnthropicErrorBody,
+    AnthropicErrorResponse,
+    ErrorBody,
+    ErrorResponse,
+    to_json,
+)
 
 RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for an answer that nobody waits for; only logs see it."""
 
 
 class UnknownModelError(KvasirRuntimeError):
@@ -25,6 +32,21 @@ class UnknownModelError(KvasirRuntimeError):
 
 class OtherModelError(KvasirRuntimeError):
     """A stream is to be continued that another model began."""
+
+
+class UnknownResponseError(KvasirRuntimeError):
+    """A request goes on from a response, or names an item of one, that is not kept here."""
+
+    def __init__(self, name: str, param: str) -> None:
+        super().__init__(
+            f"{param}: {name[:200]!r} is not kept here. Responses are kept by the engine that made them, as long as it "
+            "runs and has room (--response-store-bytes), unless store is false; send the conversation's items instead"
+        )
+        self.param = param
+
+
+class ResponseNotFoundError(KvasirRuntimeError):
+    """A response is asked for that is not kept here."""
 
 
 class BodyTooLargeError(KvasirRuntimeError):
@@ -49,6 +71,8 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (RequestTooLargeError, 400, "invalid_request_error", "request_too_large"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (UnknownResponseError, 400, "invalid_request_error", "previous_response_not_found"),
+    (ResponseNotFoundError, 404, "invalid_request_error", "response_not_found"),
     (OtherModelError, 409, "invalid_request_error", "other_model"),
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (BodyTimeoutError, 408, "invalid_request_error", "body_timeout"),
@@ -63,7 +87,7 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
 
 def status_and_body(error: KvasirRuntimeError) -> tuple[int, ErrorResponse]:
     status, kind, code = next(entry[1:] for entry in _KINDS if isinstance(error, entry[0]))
-    param = error.param if isinstance(error, InvalidRequestError) else None
+    param = error.param if isinstance(error, InvalidRequestError | UnknownResponseError) else None
     if isinstance(error, UnknownModelError):
         param = "model"
     return status, ErrorResponse(ErrorBody(str(error), kind, param, code))
@@ -71,6 +95,34 @@ def status_and_body(error: KvasirRuntimeError) -> tuple[int, ErrorResponse]:
 
 def error_response(error: KvasirRuntimeError) -> Response:
     status, body = status_and_body(error)
+    return _response(error, status, body)
+
+
+ANTHROPIC_PATHS = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+    413: "request_too_large", 500: "api_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_error(error: KvasirRuntimeError) -> tuple[int, AnthropicErrorResponse]:
+    """The status that every API has for it, and the words of this one."""
+    status, _ = status_and_body(error)
+    return status, AnthropicErrorResponse(
+        AnthropicErrorBody(_ANTHROPIC_TYPES.get(status, "invalid_request_error"), str(error))
+    )
+
+
+def anthropic_response(error: KvasirRuntimeError) -> Response:
+    return _response(error, *anthropic_error(error))
+
+
+def worded_response(error: KvasirRuntimeError, path: str) -> Response:
+    """In the words of the API that has the path."""
+    return anthropic_response(error) if path.startswith(ANTHROPIC_PATHS) else error_response(error)
+
+
+def _response(error: KvasirRuntimeError, status: int, body: ErrorResponse | AnthropicErrorResponse) -> Response:
     headers = {}
     if isinstance(error, ServerUnavailableError):
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
@@ -83,7 +135,7 @@ def error_response(error: KvasirRuntimeError) -> Response:
 
 async def handle_runtime_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KvasirRuntimeError)
-    return error_response(error)
+    return worded_response(error, request.url.path)
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:

@@ -2,8 +2,10 @@
 
 The router asks for it with a header. A comment line then precedes each event in the event's own block, so that either
 both arrive or neither: the first tells how the stream began, each other one the tokens that its event accounts for.
-When the engine is lost, the router sends the request's body to another with all the lines behind it. Only engines read
-the lines; what the router must know is the comment's mark, the two headers, and that an event ends at an empty line.
+Of several events with one line, all but the last end in another spelling of an empty line, a carriage return and a line
+feed, so that they are one block on their way. When the engine is lost, the router sends the request's body to another
+with all the lines behind it. Only engines read the lines; what the router must know is the comment's mark, the two
+headers, and how events end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +31,9 @@ MAX_JOURNAL_BYTES = 4 * 2**20
 ROOM_TO_MOVE_BYTES = 2**16
 """Of that for the line that says where the blocks are, and for what is still to be written when the stream leaves."""
 COMMENT = b": kvasir "
-END_OF_BLOCK = b"\n"
+END_OF_LINE = b"\n"
+END_OF_EVENT = b"\n\n"
+END_WITHIN_BLOCK = b"\n\r\n"
 
 
 class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +55,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_events: int = 0
 
 
 class Move(Entry, frozen=True, array_like=True):
@@ -72,6 +77,8 @@ class Journal:
     beginning: Beginning | None = None
     sequences: Mapping[int, SequenceDelta] = field(default_factory=dict)
     has_usage: bool = False
+    num_events: int = 0
+    """That others have sent of sequences."""
     moved: KvTransferParams | None = None
     """Where the blocks are of what was sent, if they were kept for whoever goes on."""
     num_bytes: int = 0
@@ -167,7 +174,7 @@ def read_journal(lines: bytes) -> Journal:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"the stream's journal cannot be read: {error}") from error
     sequences: dict[int, SequenceDelta] = {}
-    has_usage, moved = False, None
+    has_usage, num_events, moved = False, 0, None
     for entry in entries:
         moved = entry.moved
         if moved is not None:
@@ -175,11 +182,12 @@ def read_journal(lines: bytes) -> Journal:
         if entry.index is None:
             has_usage = True
             continue
+        num_events += entry.num_events
         sequence = sequences.setdefault(entry.index, SequenceDelta(index=entry.index))
         sequence.token_ids += entry.token_ids
         sequence.finish_reason = entry.finish_reason
         sequence.num_cached_tokens = sequence.num_cached_tokens or entry.num_cached_tokens
-    return Journal(beginning, sequences, has_usage, moved, len(lines))
+    return Journal(beginning, sequences, has_usage, num_events, moved, len(lines))
 
 
 class EventWriter:
@@ -243,7 +251,8 @@ class JournalWriter(EventWriter):
         return self._block(self._beginning, event)
 
     def write(self, delta: SequenceDelta, event: bytes) -> bytes:
-        entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens)
+        num_events = event.count(END_OF_EVENT)
+        entry = Entry(delta.index, delta.token_ids, delta.finish_reason, delta.num_cached_tokens, num_events)
         return self._block(entry, event)
 
     def write_usage(self, event: bytes) -> bytes:
@@ -257,7 +266,13 @@ class JournalWriter(EventWriter):
     def _block(self, line: Beginning | Entry, event: bytes) -> bytes:
         encoded = _encoder.encode(line) + b"\n"
         self._num_bytes += len(encoded)
-        return COMMENT + encoded + (event or END_OF_BLOCK)
+        return COMMENT + encoded + (_as_one_block(event) or END_OF_LINE)
+
+
+def _as_one_block(events: bytes) -> bytes:
+    if events.count(END_OF_EVENT) < 2:
+        return events
+    return events[: -len(END_OF_EVENT)].replace(END_OF_EVENT, END_WITHIN_BLOCK) + END_OF_EVENT
 
 
 def event_writer(

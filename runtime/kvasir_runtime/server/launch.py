@@ -34,15 +34,18 @@ from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, api_heartbeats
 from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.pooling.description import describe_pooling
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
-from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
+from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.server.pair_prompts import pair_prompt_of
 from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
-from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
+from kvasir_runtime.server.reading import answer_formats
 from kvasir_runtime.server.resolving import load_sampling_defaults
+from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.serving import Serving
 from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
@@ -121,7 +124,8 @@ class ApiServer:
         request_metrics = RequestMetrics(rows.row(api_index))
         self.engine = AsyncEngine(self._channels, tokenizer, request_metrics, api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
-        serving = _serving(config, self.engine, self.admission, tokenizer, limits.body_seconds)
+        self._response_store = ResponseStore(ipc_dir / "responses", config.server.response_store_bytes)
+        serving = _serving(config, self.engine, self.admission, tokenizer, self._response_store, limits.body_seconds)
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
@@ -175,6 +179,7 @@ class ApiServer:
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
             for channel in self._channels:
                 channel.close()
+            self._response_store.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -265,19 +270,27 @@ def _uvicorn_config(app: Any, connections: Connections, limits: ApiLimits) -> uv
 
 
 def _serving(
-    config: RuntimeConfig, engine: AsyncEngine, admission: Admission, tokenizer: Tokenizer, max_body_seconds: float
+    config: RuntimeConfig,
+    engine: AsyncEngine,
+    admission: Admission,
+    tokenizer: Tokenizer,
+    response_store: ResponseStore,
+    max_body_seconds: float,
 ) -> Serving:
     folder = Path(config.model.model)
     template_file = None if config.model.chat_template is None else Path(config.model.chat_template)
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
     template = load_chat_template(tokenizer_folder, tokenizer, template_file)
+    source = None if template is None else template.source
+    pooling = describe_pooling(config.model)
     return Serving(
         engine=engine,
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
         grammars=Grammars(tokenizer),
-        description=TokenizerDescription(tokenizer, None if template is None else template.source),
+        formats=answer_formats(tokenizer, source, config.model.tool_call_parser, config.model.reasoning_parser),
+        description=TokenizerDescription(tokenizer, source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
         model_names=config.model.served_model_name or (folder.resolve().name,),
         model_folder=str(folder),
@@ -288,6 +301,10 @@ def _serving(
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
+        response_store=response_store,
+        drops_client_header=config.server.drop_client_header,
+        pooling=pooling,
+        pair_prompt=None if pooling is None else pair_prompt_of(pooling, None if template_file is None else template),
         kv_transfer=config.cache.kv_transfer_config,
     )
 

@@ -18,8 +18,10 @@ from kvasir_runtime.server.errors import error_response, status_and_body
 from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, StreamOptions
+from kvasir_runtime.server.reading import AnswerFormats, AnswerReader, Reading
 from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import (
+    CalledFunction,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
@@ -31,12 +33,16 @@ from kvasir_runtime.server.responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
     TopLogprob,
     Usage,
     to_json,
     to_part,
 )
-from kvasir_runtime.server.serving import Heading, Route
+from kvasir_runtime.server.serving import Heading, Route, as_given
+from kvasir_runtime.talk.events import Arguments, CallBegun, Content, Event, Reasoning
 from kvasir_runtime.transfer.params import KvTransferParams
 
 LEAST_LOGPROB = -9999.0
@@ -50,7 +56,14 @@ Wishes = TypeVar("Wishes", bound=GenerationFields)
 class OpenAiShape(Generic[Wishes]):
     """What both do alike of a `Shape`."""
 
-    def __init__(self, tokenizer: Tokenizer, wishes: Wishes, prompts: Sequence[Prompt], heading: Heading) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wishes: Wishes,
+        prompts: Sequence[Prompt],
+        heading: Heading,
+        reading: Reading | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.wishes = wishes
         self.prompts = prompts
@@ -181,12 +194,36 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-async def _chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
-    return [Prompt(await builder.chat_prompt(chat, limits), "")]
+async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
+    return [await builder.chat_prompt(chat, limits)]
+
+
+def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
+    return formats.reading(
+        wishes.call_rule,
+        prompts[0].text,
+        includes_reasoning=wishes.include_reasoning,
+        thinking_budget=wishes.thinking_token_budget,
+    )
 
 
 class ChatShape(OpenAiShape[ChatCompletionRequest]):
-    """The first event names the role, the others bring text."""
+    """The first event names the role, the others bring text, thoughts and calls."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wishes: ChatCompletionRequest,
+        prompts: Sequence[Prompt],
+        heading: Heading,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(tokenizer, wishes, prompts, heading, reading)
+        self._reader = None if reading is None else AnswerReader(reading, heading.id, heading.created)
+
+    def skip(self, sequence: SequenceDelta) -> None:
+        if self._reader is not None:
+            self._reader.read(sequence)
 
     def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
         completion = ChatCompletion(
@@ -208,13 +245,20 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
         return to_event(chunk)
 
     def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
-        if not self.is_worth_sending(delta):
+        finish_reason: str | None = delta.finish_reason
+        if self._reader is None:
+            chat_delta = ChatDelta(content=delta.text)
+        else:
+            chat_delta = delta_of(self._reader.read(delta))
+            finish_reason = self._reader.finish_reason(delta)
+            delta = msgspec.structs.replace(delta, text="")
+        if not (self.is_worth_sending(delta) or (self._reader is not None and chat_delta != ChatDelta())):
             return b""
         choice = ChatChunkChoice(
             index=delta.index,
-            delta=ChatDelta(content=delta.text),
+            delta=chat_delta,
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=UNSET if delta.stop_reason is None else delta.stop_reason,
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
         )
@@ -226,11 +270,17 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
         return to_event(self._chunk([], usage)) if self.stream_options.include_usage else b""
 
     def _choice(self, sequence: SequenceDelta) -> ChatChoice:
+        finish_reason: str | None = sequence.finish_reason
+        if self._reader is None:
+            message = ChatAnswer("assistant", sequence.text)
+        else:
+            message = answer_of(self._reader.read(sequence))
+            finish_reason = self._reader.finish_reason(sequence)
         return ChatChoice(
             index=sequence.index,
-            message=ChatAnswer("assistant", sequence.text),
+            message=message,
             logprobs=self._logprobs(sequence),
-            finish_reason=sequence.finish_reason or "abort",
+            finish_reason=finish_reason or "abort",
             stop_reason=sequence.stop_reason,
             token_ids=sequence.token_ids if self.wishes.return_token_ids else UNSET,
         )
@@ -246,11 +296,54 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
         return self.prompts[0].token_ids if self.wishes.return_token_ids else UNSET
 
 
+def answer_of(events: Sequence[Event]) -> ChatAnswer:
+    """Without text where there is nothing but calls or thoughts."""
+    content = "".join(event.text for event in events if isinstance(event, Content))
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning)) or UNSET
+    calls = _calls_of(events)
+    is_silent = not content and (calls or reasoning)
+    return ChatAnswer(
+        "assistant",
+        None if is_silent else content,
+        reasoning=reasoning,
+        reasoning_content=reasoning,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _calls_of(events: Sequence[Event]) -> list[ToolCall]:
+    pieces: dict[int, list[str]] = {event.index: [] for event in events if isinstance(event, CallBegun)}
+    for event in events:
+        if isinstance(event, Arguments):
+            pieces[event.index].append(event.text)
+    return [
+        ToolCall(event.call_id or "", CalledFunction(event.name, "".join(pieces[event.index])))
+        for event in events
+        if isinstance(event, CallBegun)
+    ]
+
+
+def delta_of(events: Sequence[Event]) -> ChatDelta:
+    """What of each kind came, in one delta."""
+    content = "".join(event.text for event in events if isinstance(event, Content)) or UNSET
+    reasoning = "".join(event.text for event in events if isinstance(event, Reasoning)) or UNSET
+    calls: list[ToolCallDelta] = []
+    for event in events:
+        match event:
+            case CallBegun(index=index, name=name, call_id=call_id):
+                calls.append(ToolCallDelta(index, FunctionDelta("", name), call_id or "", "function"))
+            case Arguments(index=index, text=text):
+                calls.append(ToolCallDelta(index, FunctionDelta(text)))
+    return ChatDelta(content=content, reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls or UNSET)
+
+
 CHAT = Route(
     path="/v1/chat/completions",
     id_prefix="chatcmpl",
-    wishes=ChatCompletionRequest,
-    prompts=_chat_prompts,
+    body=ChatCompletionRequest,
+    wishes=as_given,
+    prompts=chat_prompts,
+    reading=chat_reading,
     shape=ChatShape,
     refusal=error_response,
 )
@@ -284,9 +377,14 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
     """Choice `i * n + j` is sequence j of prompt i, and its first event brings what is echoed."""
 
     def __init__(
-        self, tokenizer: Tokenizer, wishes: CompletionRequest, prompts: Sequence[Prompt], heading: Heading
+        self,
+        tokenizer: Tokenizer,
+        wishes: CompletionRequest,
+        prompts: Sequence[Prompt],
+        heading: Heading,
+        reading: Reading | None = None,
     ) -> None:
-        super().__init__(tokenizer, wishes, prompts, heading)
+        super().__init__(tokenizer, wishes, prompts, heading, reading)
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_offsets = cache(lambda number: prompt_offsets(tokenizer, prompts[number]))
         self._begun: set[int] = set()
@@ -379,7 +477,8 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
 COMPLETIONS = Route(
     path="/v1/completions",
     id_prefix="cmpl",
-    wishes=CompletionRequest,
+    body=CompletionRequest,
+    wishes=as_given,
     prompts=_completion_prompts,
     shape=CompletionShape,
     refusal=error_response,

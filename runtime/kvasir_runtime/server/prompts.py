@@ -36,7 +36,8 @@ T = TypeVar("T")
 class Prompt:
     token_ids: list[int]
     text: str
-    """As the client sent it; of token ids what they stand for, where it is to be echoed, else nothing."""
+    """As the client sent it, or as the chat template made it; of token ids what they stand for, where it is to be
+    echoed, else nothing."""
 
 
 class PromptBuilder:
@@ -55,7 +56,7 @@ class PromptBuilder:
             await asyncio.sleep(0)  # let others have their turn
         return prompts
 
-    async def chat_prompt(self, chat: ChatPrompt, limits: Limits) -> list[int]:
+    async def chat_prompt(self, chat: ChatPrompt, limits: Limits) -> Prompt:
         render = self._renderer(chat)
         if _is_short(chat):
             text = render()
@@ -65,7 +66,7 @@ class PromptBuilder:
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
         _check_vocabulary(token_ids, limits.vocab_size, "messages")
-        return token_ids
+        return Prompt(token_ids, text)
 
     async def encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> list[int]:
         """Raises ContextLengthError for a text that is certainly too long, before reading it."""
@@ -106,18 +107,27 @@ class PromptBuilder:
             )
 
         def render() -> str:
-            try:
-                return template.render(
+            return translated(
+                lambda: template.render(
                     [message.model_dump(exclude_none=True) for message in chat.messages],
                     add_generation_prompt=chat.add_generation_prompt,
                     continue_final_message=chat.continue_final_message,
+                    tools=chat.sent_tools,
                     documents=chat.documents,
+                    reasoning_effort=chat.reasoning_effort,
                     variables=chat.chat_template_kwargs,
                 )
-            except ConversationRefusedError as error:
-                raise InvalidRequestError(str(error), error.field) from error
+            )
 
         return render
+
+
+def translated(make: Callable[[], T]) -> T:
+    """What is made of a conversation. Raises InvalidRequestError where that is refused."""
+    try:
+        return make()
+    except ConversationRefusedError as error:
+        raise InvalidRequestError(str(error), error.field) from error
 
 
 async def of_tokens(make: Callable[[list[int]], T], token_ids: list[int]) -> T:
@@ -174,11 +184,12 @@ def _are_token_ids(values: list[Any]) -> bool:
 def _is_short(chat: ChatPrompt) -> bool:
     """Whether rendering takes no longer than a thread's switch, judged without reading what is rendered."""
     variables = chat.chat_template_kwargs or {}
-    if chat.documents or any(message.tool_calls for message in chat.messages):  # their arguments are parsed
+    if chat.tools or chat.documents or any(message.tool_calls for message in chat.messages):  # arguments are parsed
         return False
     if any(isinstance(value, list | dict) for value in variables.values()):  # templates loop over them
         return False
     texts = [*variables, *(value for value in variables.values() if isinstance(value, str))]
+    texts.append(chat.reasoning_effort or "")
     num_chars = sum(map(len, texts)) + sum(map(_num_chars, chat.messages))
     return num_chars <= INLINE_CHARS and len(chat.messages) <= INLINE_MESSAGES
 

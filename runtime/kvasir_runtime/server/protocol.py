@@ -1,6 +1,6 @@
 """What clients may send: one pydantic model per route, the only place where untrusted JSON becomes typed values.
 
-Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys without a field, `foreign_fields` says. `None`
+Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys without a field, `body` says. `None`
 always means: not given.
 """
 
@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
-from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.server.structured import StructuredFields
+from kvasir_runtime.server.tools import OfferedTools, ToolFields
 
 INT64 = 2**63
 MAX_STOP_STRINGS = 32
@@ -22,12 +23,6 @@ MAX_TEMPERATURE = 1e30
 """OpenAI takes at most 2, vLLM anything; this one leaves logits in float32 as far apart as one can tell."""
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's for completions."""
-
-
-def _refuse_tool_choice(value: Any) -> Any:
-    if value in (None, "none", "auto"):
-        return None
-    raise PydanticCustomError("unsupported", "this server does not support tools; leave it out")
 
 
 def _whole(value: Any) -> Any:
@@ -212,9 +207,19 @@ class GenerationFields(StructuredFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def token_limit_field(self) -> str:
+        """Its name."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def max_new_tokens(self) -> int | None:
         """Of a sequence that the engine is to make; None: what the context has room for."""
         return self.token_limit
+
+    @property
+    def is_cut_to_context(self) -> bool:
+        """A bound on tokens beyond what the context has room for is no error."""
+        return False
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -277,7 +282,7 @@ class ChatMessage(RequestModel):
     partial: Unsupported = None
 
 
-class ChatPrompt(Body):
+class ChatPrompt(OfferedTools):
     """How messages become a prompt; shared by chat completions and /tokenize."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -285,6 +290,8 @@ class ChatPrompt(Body):
     continue_final_message: Flag = False
     add_special_tokens: Flag = False
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    """Reaches the template; `none` switches thinking off where it knows a switch, any other on."""
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
@@ -296,12 +303,15 @@ class ChatPrompt(Body):
         return self
 
 
-class ChatCompletionRequest(ChatPrompt, GenerationFields):
+class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
     """POST /v1/chat/completions."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0)] | None = None
-    tool_choice: Annotated[Any, AfterValidator(_refuse_tool_choice)] = None
+    include_reasoning: Flag = True
+    """False: what the model thinks is left out of the answer."""
+    thinking_token_budget: Annotated[Whole, Field(ge=0)] | None = None
+    """After so many tokens a thought is ended."""
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
     @property
@@ -313,6 +323,23 @@ class ChatCompletionRequest(ChatPrompt, GenerationFields):
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed with logprobs: true")
         return self
+
+    @model_validator(mode="after")
+    def _check_beam_calls(self) -> Self:
+        if self.use_beam_search and self.call_rule is not None:
+            raise PydanticCustomError(
+                "use_beam_search", "use_beam_search cannot be used with tools; leave them out or set tool_choice: none"
+            )
+        return self
+
+
+CHAT_EXTRAS = frozenset({
+    "cache_salt", "chat_template_kwargs", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
+    "guided_regex", "ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "logit_bias", "min_p",
+    "min_tokens", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens",
+    "stop_token_ids", "structured_outputs", "thinking_token_budget",
+})  # fmt: skip
+"""Fields of chat that mean the same in APIs which have no names for them."""
 
 
 class TokenizeTextRequest(Body):

@@ -131,6 +131,7 @@ def resolved(
     limits: Limits,
     kv_transfer: KvTransferConfig | None,
     grammar: str | None = None,
+    shown_special_ids: Set[int] = frozenset(),
 ) -> list[GenerateRequest]:
     """One request for the token ids of each prompt. Raises InvalidRequestError, naming the field at fault."""
     kv_transfer_params = transfer_params(request, wishes, kv_transfer, len(prompts))
@@ -151,6 +152,7 @@ def resolved(
                 stop=wishes.stop_strings,
                 include_stop_str_in_output=wishes.include_stop_str_in_output,
                 skip_special_tokens=wishes.skip_special_tokens,
+                shown_special_ids=shown_special_ids,
                 min_tokens=wishes.min_tokens,
             ),
             n=wishes.num_sequences,
@@ -289,7 +291,9 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     room, asked = max_model_len - num_prompt_tokens, request.max_new_tokens
     if asked is None:
         return room
-    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    field = request.token_limit_field
+    if asked > room and request.is_cut_to_context:
+        return room
     if asked > room:
         raise ContextLengthError(
             f"{field} is {asked} and the prompt has {num_prompt_tokens} tokens, but the model's context is "

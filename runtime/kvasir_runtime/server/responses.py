@@ -33,6 +33,16 @@ class ErrorResponse(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(msgspec.Struct, frozen=True):
+    error: AnthropicErrorBody
+    type: str = "error"
+
+
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
@@ -61,10 +71,25 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatTokenLogprob]
 
 
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatAnswer(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The same: clients look for one or the other."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -88,9 +113,26 @@ class ChatCompletion(msgspec.Struct):
     kv_transfer_params: KvTransferParams | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    """The first of a call brings all but its arguments, and no other does: clients join the strings of all."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -17,16 +17,20 @@ from starlette.responses import Response
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.pooling.description import PoolingDescription
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.body import parse, read_body
+from kvasir_runtime.server.body import Body, parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
+from kvasir_runtime.server.middleware import REQUEST_ID, REQUEST_ID_HEADER
+from kvasir_runtime.server.pair_prompts import PairPrompt
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
+from kvasir_runtime.server.reading import AnswerFormats, Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
+from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
@@ -41,6 +45,7 @@ class Serving:
     tokenizer: Tokenizer
     prompts: PromptBuilder
     grammars: Grammars
+    formats: AnswerFormats
     description: TokenizerDescription
     defaults: SamplingDefaults
     model_names: tuple[str, ...]
@@ -55,6 +60,13 @@ class Serving:
     max_body_bytes: int
     max_body_seconds: float
     """In which all of it is to come."""
+    response_store: ResponseStore
+    drops_client_header: bool
+    """Of the system text of /v1/messages (`kvasir_chat.anthropic`)."""
+    pooling: PoolingDescription | None = None
+    """None: the model generates."""
+    pair_prompt: PairPrompt | None = None
+    """How a decoder is told two texts that it compares; None: nobody knows, or it compares none."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))
@@ -75,6 +87,14 @@ class Serving:
             max_logprobs=self.max_logprobs,
         )
 
+    def check_generates(self) -> None:
+        """Raises InvalidRequestError."""
+        if self.pooling is not None:
+            raise InvalidRequestError(
+                "this server's model makes vectors of texts and generates none; ask /v1/embeddings, or /v1/score, "
+                "/v1/rerank and /classify, or start the server with --runner generate"
+            )
+
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises UnknownModelError."""
         if name is None:
@@ -85,6 +105,7 @@ class Serving:
         return name
 
 
+Asked = TypeVar("Asked", bound=Body)
 Wishes = TypeVar("Wishes", bound=GenerationFields)
 
 
@@ -96,24 +117,39 @@ class Heading:
     created: int
     """Seconds since the epoch."""
     model: str
+    num_events_before: int = 0
+    """That another engine has sent of the same stream."""
+
+
+def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> None:
+    """The reading of a route that answers with the model's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route(Generic[Wishes]):
+class Route(Generic[Asked, Wishes]):
     path: str
     id_prefix: str
-    wishes: type[Wishes]
+    body: type[Asked]
     """What a body is parsed to."""
+    wishes: Callable[[Asked, Serving, Request], Awaitable[Wishes]]
+    """What it asks for in the words that requests are resolved from."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
-    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading], Shape]
+    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
     refusal: Callable[[KvasirRuntimeError], Response]
     """In the words of the route's API, where an answer has not begun; its shape has those for later."""
+    reading: Callable[[AnswerFormats, Wishes, Sequence[Prompt]], Reading | None] = as_it_is
+    """How answers are read for the shape; None: not at all."""
 
 
-def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRouter:
+async def as_given(asked: Wishes, serving: Serving, request: Request) -> Wishes:
+    """Of an API whose words those are."""
+    return asked
+
+
+def generating_routes(serving: Serving, routes: Sequence[Route[Any, Any]]) -> APIRouter:
     router = APIRouter()
     for route in routes:
-        schema = {"content": {"application/json": {"schema": route.wishes.model_json_schema()}}}
+        schema = {"content": {"application/json": {"schema": route.body.model_json_schema()}}}
         router.add_api_route(
             route.path,
             _endpoint(serving, route),
@@ -124,7 +160,7 @@ def generating_routes(serving: Serving, routes: Sequence[Route[Any]]) -> APIRout
     return router
 
 
-def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(serving: Serving, route: Route[Asked, Wishes]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
             return await serve(serving, route, request)
@@ -134,15 +170,19 @@ def _endpoint(serving: Serving, route: Route[Wishes]) -> Callable[[Request], Awa
     return endpoint
 
 
-async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Response:
+async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request) -> Response:
     """Parse, resolve, continue what another engine began, generate, and answer whole or as a stream."""
     max_bytes = body_limit(serving.max_body_bytes, request.headers)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
-    wishes = parse(route.wishes, body)
+    wishes = await route.wishes(parse(route.body, body), serving, request)
     model = serving.check_model(wishes.model)
+    serving.check_generates()
     limits = serving.limits()
-    grammar = await serving.grammars.grammar_of(wishes, limits.vocab_size)
+    wanted = wishes.wanted_grammar()
     prompts = await route.prompts(serving.prompts, wishes, limits)
+    reading = route.reading(serving.formats, wishes, prompts)
+    wanted = wanted if reading is None else reading.wanted(wanted)
+    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
@@ -154,19 +194,20 @@ async def serve(serving: Serving, route: Route[Wishes], request: Request) -> Res
             limits=limits,
             kv_transfer=serving.kv_transfer,
             grammar=grammar,
+            shown_special_ids=frozenset() if reading is None else reading.shown_special_ids,
         ),
         serving.model_digest,
         limits.vocab_size,
         is_stream=bool(wishes.stream),
         kv_transfer=serving.kv_transfer,
     )
-    heading = Heading(requests[0].request_id, journal.created(int(time.time())), model)
+    heading = Heading(requests[0].request_id, journal.created(int(time.time())), model, journal.num_events)
     writer = event_writer(request.headers, requests, heading.created, serving.model_digest, journal)
     exchange = Exchange(
         engine=serving.engine,
         admission=serving.admission,
         requests=requests,
-        shape=route.shape(serving.tokenizer, wishes, prompts, heading),
+        shape=route.shape(serving.tokenizer, wishes, prompts, heading, reading),
         shapers=serving.shapers,
         num_returned=wishes.num_returned,
         journal=journal,

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
-from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
 from kvasir_runtime.structured.json_schema import json_schema_grammar
 from kvasir_runtime.structured.vocabulary import Vocabulary
@@ -73,6 +73,9 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: Unsupported = None
 
 
+RESPONSE_FORMAT = "response_format"
+
+
 @dataclass(frozen=True, slots=True)
 class WantedGrammar:
     field: str
@@ -80,6 +83,11 @@ class WantedGrammar:
     key: str
     """Equal where the grammar is."""
     make: Callable[[], str]
+
+    @property
+    def is_of_the_answer(self) -> bool:
+        """Of what is said where no tool is called. The others are of all that is written behind a thought."""
+        return self.field.startswith(RESPONSE_FORMAT)
 
 
 class StructuredFields(Body):
@@ -99,7 +107,7 @@ class StructuredFields(Body):
         return wanted[0] if wanted else None
 
     def _of_response_format(self) -> list[WantedGrammar]:
-        wanted, field = self.response_format, "response_format"
+        wanted, field = self.response_format, RESPONSE_FORMAT
         if wanted is None or wanted.type == "text":
             return []
         if wanted.type == "json_object" or wanted.json_schema is None:
@@ -158,9 +166,8 @@ class Grammars:
         self._making = threading.Lock()
         self._kept: OrderedDict[str, str] = OrderedDict()
 
-    async def grammar_of(self, wishes: StructuredFields, vocab_size: int) -> str | None:
+    async def grammar_of(self, wanted: WantedGrammar | None, vocab_size: int) -> str | None:
         """None: any text will do. Raises InvalidRequestError."""
-        wanted = wishes.wanted_grammar()
         if wanted is None:
             return None
         kept = self._kept.get(wanted.key)

@@ -30,7 +30,7 @@ def tokenize_routes(serving: Serving) -> APIRouter:
         wishes = parse(kind, body)
         serving.check_model(wishes.model)
         if isinstance(wishes, TokenizeChatRequest):
-            tokens = await serving.prompts.chat_prompt(wishes, limits)
+            tokens = (await serving.prompts.chat_prompt(wishes, limits)).token_ids
         else:
             tokens = await serving.prompts.encode(
                 wishes.prompt, wishes.add_special_tokens, limits.max_model_len, "prompt"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -41,3 +42,21 @@ def ebnf_grammar(text: str) -> str:
         return llguidance.LLMatcher.grammar_from_lark(gbnf_to_lark(text))
     except Exception as error:  # of one or another class, as the fault is
         raise GrammarError(f"the grammar cannot be read: {error}") from error
+
+
+def either(one: str, other: str) -> str:
+    """The answer follows one of two grammars."""
+    (first, first_parts), (second, second_parts) = named_parts("one", one), named_parts("other", other)
+    return composed(f"start: {first} | {second}", [*first_parts, *second_parts])
+
+
+def composed(lark: str, parts: Sequence[dict[str, Any]]) -> str:
+    """A grammar that refers to others."""
+    return json.dumps({"grammars": [{"name": "whole", "lark_grammar": lark}, *parts]}, ensure_ascii=False)
+
+
+def named_parts(name: str, grammar: str) -> tuple[str, list[dict[str, Any]]]:
+    """How Lark refers to a grammar, and the grammars that it is made of. Lark's text is the only part of its own."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    name = f"{name}{len(parts)}"  # which those within have not
+    return f"@{name}", [parts[0] | {"name": name}, *parts[1:]]

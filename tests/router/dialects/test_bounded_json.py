@@ -21,6 +21,8 @@ from kvasir_router.dialects.dialect import (
     RoutingFields,
     is_too_much,
 )
+from kvasir_router.dialects.messages import Messages
+from kvasir_router.dialects.responses import Responses
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 from kvasir_router.relay.kv_transfer import without_clients_params
@@ -66,6 +68,12 @@ async def index() -> AsyncIterator[Any]:
         (Chat(), b'{"messages":[{"role":"user","content":"hi"}],"documents":%b}' % many(b"{}")),
         (Chat(), b'{"messages":[%b]}' % (ESCAPED % many(rb"\u007b\u007d")[1:-1].replace(b",", rb"\u002c"))),
         (Tokenize(), b'{"model":%b}' % many(b"{}")),
+        (Messages(), b'{"messages":%b}' % many(b"{}")),
+        (Messages(), b'{"messages":[{"role":"user","content":"hi"}],"system":%b}' % many(b"{}")),
+        (Messages(), b'{"messages":[{"role":"user","content":"hi"}],"output_config":%b}' % many(b"{}")),
+        (Responses(), b'{"input":%b}' % many(b"{}")),
+        (Responses(), b'{"input":"hi","tools":%b}' % many(b"{}")),
+        (Responses(), b'{"input":"hi","reasoning":%b}' % many(b"{}")),
         (Passthrough("/x"), b'{"messages":%b}' % many(b"{}")),
         (Passthrough("/x"), b'{"input":%b}' % many(b"1")),
     ],

@@ -114,7 +114,6 @@ def test_token_ids_are_themselves(own: PromptTokenizer) -> None:
         [{"content": "hi"}],
         [{"role": "user", "content": 7}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-        [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     ],
 )
 def test_what_is_no_plain_conversation_has_no_tokens(own: PromptTokenizer, messages: Any) -> None:
@@ -128,6 +127,7 @@ def test_what_is_no_plain_conversation_has_no_tokens(own: PromptTokenizer, messa
         {"chat_template_kwargs": {"messages": []}},
         {"chat_template_kwargs": []},
         {"add_generation_prompt": "yes"},
+        {"reasoning_effort": 3},
     ],
 )
 def test_fields_that_an_engine_refuses_give_no_tokens(own: PromptTokenizer, fields: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.structured.grammars import regex_grammar
+from kvasir_runtime.structured.thoughts import Thought, behind_a_thought
 
 SWITCHES = ("prefix_cache", "chunked", "few_blocks")
 AHEAD = ("one_step_ahead", "three_steps_ahead")
@@ -180,6 +181,25 @@ def test_what_a_grammar_holds_follows_it(reference: Any, start_engine: Any) -> N
     assert generated.token_ids("short") == [*b"ab", END]
     assert generated.token_ids("endless")[:2] == [*b"ab"]
     assert len(generated.token_ids("endless")) == HELD["max_tokens"]
+
+
+THOUGHT = Thought(opened="(", closed=")", is_open=True, token_ids={"(": 40, ")": 41}, max_tokens=10)
+THINKING = HELD | {"grammar": behind_a_thought(regex_grammar("(ab|ba){9}"), THOUGHT), "logit_bias": {97: 100.0}}
+
+
+def test_a_thought_ends_in_time_with_drafts_too(reference: Any, start_engine: Any, tmp_path: Path) -> None:
+    """What repeats itself is drafted on beyond the last token that the thought may have."""
+    expected = reference("LlamaForCausalLM", "bfloat16")
+    lookup = speculative_config("ngram", expected.folder, expected.folder, tmp_path)
+    plain, drafting = start_engine(expected.folder), start_engine(expected.folder, speculative_config=lookup)
+    begun = [[*b"aaaaaaaaa"[:length]] for length in (0, 4, 8, 9)]
+    texts = []
+    for engine in (plain, drafting):
+        engine.add("thoughts", expected.prompts[1], seeds=[21, 22, 23, 24], outputs=begun, **THINKING)
+        generated = engine.finish(*names_of("thoughts", 4))
+        texts.append([generated.token_ids(name) for name in names_of("thoughts", 4)])
+    assert texts[0] == texts[1]
+    assert [len(tokens) + new.index(41) for tokens, new in zip(begun, texts[1], strict=True)] == [10] * 4
 
 
 def test_a_grammar_that_cannot_be_followed_ends_its_own_request_only(reference: Any, start_engine: Any) -> None:

@@ -38,6 +38,42 @@ def test_prompts_are_those_of_transformers(name: str) -> None:
         assert prompt in (expected or {prompt}), (talk, options)
 
 
+QWEN = (  # as some of them check it
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
+    "{{ raise_exception('take turns') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+SILENT = (
+    "{% for m in messages %}{% if loop.first or m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "expected"),
+    [
+        (QWEN, "ssu", "<system>0\n1<user>2"),
+        (QWEN, "sdu", "<system>0\n1<user>2"),
+        (QWEN, "us", "<user>0\n1"),
+        (QWEN, "susau", "<system>0<user>1\n2<assistant>3<user>4"),
+        (QWEN, "uas", "<user>0<assistant>1<user>2"),
+        (QWEN, "usu", "<user>0\n1\n2"),
+        (ALTERNATING, "usau", "<user>0\n1<assistant>2<user>3"),
+        (SILENT, "ssus", "<system>0\n1<user>2\n3"),
+        (TEMPLATES["chatml"], "ssus", None),
+    ],
+)
+def test_system_messages_stand_where_the_template_takes_them(source: str, roles: str, expected: str | None) -> None:
+    names = {"s": "system", "d": "developer", "u": "user", "a": "assistant"}
+    messages = [{"role": names[role], "content": str(index)} for index, role in enumerate(roles)]
+    if expected is None:  # as they are
+        expected = HF.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=False)
+    assert render(source, messages, add_generation_prompt=False) == expected
+
+
 def prompt_or_none(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str | None:
     try:
         return template.render(messages, **options)
@@ -195,6 +231,39 @@ def test_arguments_are_an_object_and_its_text_however_they_are_sent(arguments: A
     assert render(source, [CALLING | {"tool_calls": [call]}]) == f"{text} {value}"
 
 
+@pytest.mark.parametrize("arguments", ['{"x": "y', "{'x': 1}", "[" * 100_000, '"\\ud800"', "NaN", "null", "[1]"])
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("{{ a }}", "{}"),
+        ("{{ '<' + a + '>' }}", "<{}>"),
+        ("{% for key, value in a.items() %}{{ key }}{% endfor %}", ""),
+        ("{% for key, value in a | items %}{{ key }}{% endfor %}", ""),
+        ("{% if a is string %}{{ a }}{% else %}{{ a | tojson }}{% endif %}", "{}"),
+        ("{% if a is mapping %}mapping{% endif %}", "mapping"),
+    ],
+)
+def test_a_call_that_was_cut_does_not_end_the_conversation(arguments: str, source: str, wanted: str) -> None:
+    source = f"{{% set a = messages[0].tool_calls[0].function.arguments %}}{source}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert render(source, [CALLING | {"tool_calls": [call]}]) == wanted.replace("{}", arguments)
+
+
+@pytest.mark.parametrize(
+    ("effort", "variables", "seen"),
+    [
+        (None, {}, "-,-,-"),
+        ("low", {}, "low,True,True"),
+        ("none", {}, "none,False,False"),
+        ("high", {"enable_thinking": False, "reasoning_effort": "max"}, "max,False,True"),
+    ],
+)
+def test_the_effort_reaches_a_template_under_the_names_that_templates_use(effort, variables, seen: str) -> None:
+    names = ("reasoning_effort", "enable_thinking", "thinking")
+    source = "{{ [" + ", ".join(f"{name} | default('-')" for name in names) + "] | join(',') }}"
+    assert render(source, reasoning_effort=effort, variables=variables) == seen
+
+
 def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> None:
     refusal = "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}"
     source = f"{refusal}{{% for m in messages %}}{LOOP}{{% endfor %}}"
@@ -217,7 +286,6 @@ def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(s
         ({"role": "critic", "content": "hi"}, "messages[0]"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
-        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}, "messages[0].tool_calls"),
     ],
 )
 def test_a_message_at_fault_is_named(message: Any, field: str) -> None:

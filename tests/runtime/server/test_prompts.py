@@ -95,6 +95,11 @@ def test_what_else_a_template_sees_counts_as_well(tokenizer, variables: dict[str
     assert is_rendered_inline(tokenizer, messages=messages, chat_template_kwargs=variables) is is_inline
 
 
+@pytest.mark.parametrize("more", [{"tools": [{"function": {"name": "f"}}]}, {"reasoning_effort": LONG}])
+def test_long_fields_of_the_request_count_too(tokenizer, more: dict[str, Any]) -> None:
+    assert not is_rendered_inline(tokenizer, messages=[{"role": "user", "content": "a"}], **more)
+
+
 def is_rendered_inline(tokenizer: Tokenizer, **fields: Any) -> bool:
     template = WatchedTemplate()
     chat = ChatCompletionRequest.model_validate(fields)
@@ -119,8 +124,19 @@ def test_a_template_sees_the_keys_of_a_message_that_were_sent(tokenizer, sent: d
     plain = {"role": "assistant", "content": "a"}
     chat = ChatCompletionRequest.model_validate({"messages": [plain | sent], "documents": [{"title": "d"}]})
     template = ChatTemplate("{{ [messages[0], documents] | tojson }}", {})
-    token_ids = asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS))
+    token_ids = asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS)).token_ids
     assert json.loads(tokenizer.decode(token_ids)) == [plain | seen, [{"title": "d"}]]
+
+
+TOOL = {"function": {"strict": True, "parameters": {"type": "object"}, "name": "f", "x-own": 1}, "type": "function"}
+
+
+def test_a_template_sees_tools_as_they_were_sent_and_the_effort(tokenizer) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "tools": [TOOL], "reasoning_effort": "low"}
+    template = ChatTemplate("{{ [tools, reasoning_effort, enable_thinking] | tojson }}", {})
+    chat = ChatCompletionRequest.model_validate_json(json.dumps(body))
+    token_ids = asyncio.run(PromptBuilder(tokenizer, template).chat_prompt(chat, LIMITS)).token_ids
+    assert tokenizer.decode(token_ids) == json.dumps([[TOOL], "low", True])
 
 
 def settings_with(templates: Any) -> dict[str, str]:

@@ -1,0 +1,107 @@
+"""OpenAI's /v1/responses: conversations of items, which engines render as those of chat.
+
+A request may go on from a response that one engine keeps. That engine's mark stands in the response's id, and in the
+ids of its items, so every router finds it.
+"""
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from kvasir_chat.messages import ConversationRefusedError
+from kvasir_chat.open_responses import chat_messages, chat_tool, input_items, offered_tools
+from kvasir_router.dialects import openai
+from kvasir_router.dialects.chat import Chat, conversation_bytes
+from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
+from kvasir_router.errors import RequestError
+
+_MARKED_ID = re.compile(rb"resp-([0-9a-f]{8})[0-9a-f]{32}")
+_REFERENCE = b'"item_reference"'
+
+
+def mark_of(host: bytes) -> str:
+    """Of an engine, by the `host` that this router writes into its requests."""
+    return hashlib.sha256(host).hexdigest()[:8]
+
+
+def mark_in(text: bytes) -> str | None:
+    """That of the first response's or item's id in it."""
+    found = _MARKED_ID.search(text)
+    return None if found is None else found[1].decode()
+
+
+class _Fields(RoutingFields, gc=False):
+    max_tokens: Any = msgspec.field(default=None, name="max_output_tokens")
+    input: msgspec.Raw = ABSENT
+    instructions: msgspec.Raw = ABSENT
+    previous_response_id: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    reasoning: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
+
+    @property
+    def holder(self) -> str | None:
+        if self.previous_response_id is not ABSENT:
+            return mark_in(bytes(self.previous_response_id))
+        given = bytes(self.input)
+        return mark_in(given) if _REFERENCE in given else None
+
+
+_decoder = BoundedDecoder(_Fields)
+
+
+class Responses(openai.OpenAIErrors):
+    name = "responses"
+    end_of_stream: bytes | None = b": end\n\n"
+    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
+    has_kv_transfer = True
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        """Of a conversation whose beginning only an engine knows, what is sent of it."""
+        assert isinstance(fields, _Fields)
+        if fields.input is ABSENT:
+            return None
+        given = (fields.tools, fields.instructions, fields.input)
+        options = (fields.reasoning, fields.chat_template_kwargs)
+        if fields.holder is not None or (fields.is_large and is_too_much(*given, *options)):
+            return _raw_prompt(given, model, fields)
+        try:
+            items = input_items(msgspec.json.decode(fields.input))
+            chat = chat_messages(msgspec.json.decode(fields.instructions), items)
+            tools = [chat_tool(tool) for tool in offered_tools(msgspec.json.decode(fields.tools))]
+        except ConversationRefusedError:  # as the engine will
+            return _raw_prompt(given, model, fields)
+        messages, template_fields = _raw(chat), {"tools": _raw(tools)} if tools else {}
+        reasoning = msgspec.json.decode(fields.reasoning)
+        if isinstance(reasoning, dict) and isinstance(effort := reasoning.get("effort"), str):
+            template_fields["reasoning_effort"] = _raw(effort)
+        if fields.chat_template_kwargs is not ABSENT:
+            template_fields["chat_template_kwargs"] = fields.chat_template_kwargs
+        return Prompt(
+            conversation_bytes(messages, template_fields.get("tools", ABSENT)),
+            is_token_ids=False,
+            seed=openai.seed(Chat.name, model, fields),
+            model=model,
+            cache_salt=fields.cache_salt,
+            messages=messages,
+            template_fields=tuple(template_fields.items()),
+        )
+
+    def error_event(self, error: RequestError) -> bytes:
+        """How many events there were is not known here."""
+        told = {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
+        return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
+
+
+def _raw_prompt(given: tuple[msgspec.Raw, ...], model: str | None, fields: RoutingFields) -> Prompt:
+    raw = b"\n".join(bytes(part) for part in given if part is not ABSENT)
+    return openai.raw_prompt(raw, Chat.name, model, fields)
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,0 +1,284 @@
+"""OpenAI's Responses API: POST /v1/responses, whole or as a stream, and what is kept of them.
+
+Behind its own words a request is one of /v1/chat/completions. Events are numbered through a stream, also where another
+engine goes on with it.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvasir_runtime.engine.generation import SequenceDelta
+from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
+from kvasir_runtime.server.errors import ResponseNotFoundError, error_response, status_and_body
+from kvasir_runtime.server.exchange import UsageMeter
+from kvasir_runtime.server.open_responses_request import ResponsesChat, ResponsesRequest, in_chats_words
+from kvasir_runtime.server.openai import chat_prompts, chat_reading, transfer_params_of
+from kvasir_runtime.server.prompts import Prompt
+from kvasir_runtime.server.reading import AnswerReader, Reading
+from kvasir_runtime.server.resolving import TENANT_HEADER
+from kvasir_runtime.server.response_items import Json, OutputItems, Status
+from kvasir_runtime.server.response_store import KeptResponse
+from kvasir_runtime.server.responses import Usage, to_json
+from kvasir_runtime.server.serving import Heading, Route, Serving
+from kvasir_runtime.talk.events import Content, Event
+
+PATH = "/v1/responses"
+END_OF_STREAM = b": end\n\n"
+"""A comment, for the router: the last event, which repeats all of the response, cannot be known by its bytes."""
+MAX_LISTED = 100
+DEFAULT_LISTED = 20
+
+
+class ResponsesShape:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        wishes: ResponsesChat,
+        prompts: Sequence[Prompt],
+        heading: Heading,
+        reading: Reading | None = None,
+    ) -> None:
+        self._wishes = wishes
+        self._heading = heading
+        self._num_events = heading.num_events_before
+        self._has_begun = False
+        self._reader = None if reading is None else AnswerReader(reading, heading.id, heading.created)
+        self._output = OutputItems(heading.id, wishes.offered_tools)
+
+    def skip(self, sequence: SequenceDelta) -> None:
+        self._has_begun = True
+        for event in self._read(sequence):
+            for _ in self._output.add(event):
+                pass
+
+    def shown(self, delta: SequenceDelta) -> SequenceDelta:
+        return delta
+
+    def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        [sequence] = sequences
+        for event in self._read(sequence):
+            for _ in self._output.add(event):
+                pass
+        for _ in self._output.close(_status(sequence)):
+            pass
+        return to_json(self._ended(sequence, usage))
+
+    def first_event(self, meter: UsageMeter) -> bytes:
+        return b""
+
+    def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
+        return b"".join(self._events(delta, meter))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        """It came with the end of the only sequence."""
+        return b""
+
+    def end(self) -> bytes:
+        return END_OF_STREAM
+
+    def error_event(self, error: KvasirRuntimeError) -> bytes:
+        told = {"code": "server_error", "message": status_and_body(error)[1].error.message}
+        return self._to_event("response.failed", {"response": self._response("failed", [], error=told)})
+
+    def _events(self, delta: SequenceDelta, meter: UsageMeter) -> Iterator[bytes]:
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._to_event("response.created", {"response": self._response("in_progress", [])})
+            yield self._to_event("response.in_progress", {"response": self._response("in_progress", [])})
+        for event in self._read(delta):
+            for kind, fields in self._output.add(event):
+                yield self._to_event(kind, fields)
+        if delta.finish_reason is not None:
+            for kind, fields in self._output.close(_status(delta)):
+                yield self._to_event(kind, fields)
+            yield self._to_event(f"response.{_status(delta)}", {"response": self._ended(delta, meter.usage())})
+
+    def _read(self, delta: SequenceDelta) -> Sequence[Event]:
+        return [Content(delta.text)] if self._reader is None else self._reader.read(delta)
+
+    def _to_event(self, kind: str, fields: Json) -> bytes:
+        data = to_json({"type": kind, "sequence_number": self._num_events} | fields)
+        self._num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+
+    def _ended(self, delta: SequenceDelta, usage: Usage) -> Json:
+        """The response with all that there is to it, which is kept as it is sent."""
+        status, items = _status(delta), self._output.items
+        response = self._response(
+            status,
+            items,
+            completed_at=int(time.time()) if status == "completed" else None,
+            incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
+            usage=_usage(usage, self._output.thought_share),
+        )
+        if (keeper := self._wishes.keeper) is not None:
+            keeper.keep(self._heading.id, to_json(response), [msgspec.Raw(to_json(item)) for item in items])
+        params = transfer_params_of([delta])
+        return response if params is msgspec.UNSET else response | {"kv_transfer_params": params}
+
+    def _response(self, status: str, output: list[Json], **ending: Any) -> Json:
+        asked = self._wishes.asked
+        reasoning = asked.reasoning
+        return {
+            "id": self._heading.id,
+            "object": "response",
+            "created_at": self._heading.created,
+            "completed_at": None,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "model": self._heading.model,
+            "output": output,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": {"effort": None, "summary": None} if reasoning is None else reasoning.model_dump(),
+            "store": asked.is_kept,
+            "temperature": asked.temperature,
+            "text": _text_options(asked),
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_p": asked.top_p,
+            "truncation": asked.truncation or "disabled",
+            "usage": None,
+            "user": asked.user,
+        } | ending
+
+
+def _status(delta: SequenceDelta) -> Status:
+    return "incomplete" if delta.finish_reason == "length" else "completed"
+
+
+def _text_options(asked: ResponsesRequest) -> Json:
+    given = {} if asked.text is None else asked.text.model_dump(by_alias=True, exclude_none=True)
+    return {"format": {"type": "text"}} | given
+
+
+def _usage(usage: Usage, thought_share: float) -> Json:
+    """Tokens of thoughts by their share of the text."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.prompt_tokens_details.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": round(usage.completion_tokens * thought_share)},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+def _tenant(request: Request) -> str:
+    return request.headers.get(TENANT_HEADER, "")
+
+
+def holder_mark(host: str) -> str:
+    """Of the engine that is asked, by the address at which it is: the router finds in a response's id who keeps it."""
+    return hashlib.sha256(host.encode()).hexdigest()[:8]
+
+
+async def _to_chat(asked: ResponsesRequest, serving: Serving, request: Request) -> ResponsesChat:
+    chat = await in_chats_words(asked, serving.response_store, _tenant(request))
+    chat.request_id = f"{holder_mark(request.headers.get('host', ''))}{secrets.token_hex(16)}"
+    return chat
+
+
+RESPONSES = Route(
+    path=PATH,
+    id_prefix="resp",
+    body=ResponsesRequest,
+    wishes=_to_chat,
+    prompts=chat_prompts,
+    reading=chat_reading,
+    shape=ResponsesShape,
+    refusal=error_response,
+)
+
+
+def kept_responses_routes(serving: Serving) -> APIRouter:
+    """What is asked of responses by their ids."""
+    router = APIRouter()
+    store = serving.response_store
+
+    async def kept(request: Request, response_id: str) -> KeptResponse:
+        found = await store.get(_tenant(request), response_id)
+        if found is None:
+            raise _not_found(response_id)
+        return found
+
+    @router.get(PATH + "/{response_id}")
+    async def get_response(request: Request, response_id: str) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise InvalidRequestError("stream: a response that is kept is not streamed again; leave it out", "stream")
+        return Response((await kept(request, response_id)).response, media_type="application/json")
+
+    @router.delete(PATH + "/{response_id}")
+    async def delete_response(request: Request, response_id: str) -> Response:
+        if not await store.delete(_tenant(request), response_id):
+            raise _not_found(response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    @router.post(PATH + "/{response_id}/cancel")
+    async def cancel_response(request: Request, response_id: str) -> Response:
+        await kept(request, response_id)
+        raise InvalidRequestError(
+            f"{response_id!r} cannot be cancelled: it was not made in the background; leave its stream to end one"
+        )
+
+    @router.get(PATH + "/{response_id}/input_items")
+    async def list_input_items(request: Request, response_id: str) -> Response:
+        conversation = (await kept(request, response_id)).conversation
+        items = [*conversation.earlier, *conversation.given]
+        return _json(_page(request, response_id, items))
+
+    return router
+
+
+def _page(request: Request, response_id: str, items: Sequence[msgspec.Raw]) -> Json:
+    """As OpenAI pages lists: the newest first, behind `after`."""
+    listed = [_identified(item, f"item_{response_id}_{index}") for index, item in enumerate(items)]
+    if _option(request, "order", {"asc": False, "desc": True}.get, True):
+        listed.reverse()
+    if (after := request.query_params.get("after")) is not None:
+        at = next((index for index, item in enumerate(listed) if item["id"] == after), None)
+        if at is None:
+            raise InvalidRequestError(f"after: there is no item {after[:200]!r} in this list", "after")
+        listed = listed[at + 1 :]
+    limit = _option(request, "limit", lambda text: int(text) if text.isdecimal() else None, DEFAULT_LISTED)
+    page = listed[: min(limit, MAX_LISTED)]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": len(page) < len(listed), **ends}
+
+
+def _option(request: Request, name: str, read: Callable[[str], Any], default: Any) -> Any:
+    given = request.query_params.get(name)
+    value = default if given is None else read(given)
+    if value is None:
+        raise InvalidRequestError(f"{name}: {given!r} was given, which is none of its values", name)
+    return value
+
+
+def _identified(item: msgspec.Raw, item_id: str) -> Json:
+    return {"type": "message", "id": item_id} | msgspec.json.decode(item, type=Json)
+
+
+def _not_found(response_id: str) -> ResponseNotFoundError:
+    return ResponseNotFoundError(
+        f"response {response_id[:200]!r} is not kept here. Responses are kept by the engine that made them, as long as "
+        "it runs and has room (--response-store-bytes), unless store is false"
+    )
+
+
+def _json(value: Json) -> Response:
+    return Response(to_json(value), media_type="application/json")

@@ -1,0 +1,131 @@
+"""Grammars as llguidance reads them: rules of Lark's kind, and JSON Schemas that they refer to."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import llguidance
+
+from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.json_schema import json_schema_grammar
+
+ANY_TEXT: Final = "(?s:.*)"
+SPACE: Final = r"/[ \n]{1,2}/"
+
+
+class LarkGrammar:
+    """One that is being written. `special_ids`: tokens that no text has, by their spelling."""
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self._special_ids = special_ids
+        spellings = sorted(filter(None, special_ids), key=len, reverse=True)
+        self._specials = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        self._rules: list[str] = []
+        self._schemas: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
+        """Of rules and schemas, by what they say."""
+
+    def is_special(self, mark: str) -> bool:
+        return mark in self._special_ids
+
+    def may_be_in_text(self, mark: str) -> bool:
+        """It has no special token."""
+        return self._specials is None or self._specials.search(mark) is None
+
+    def text(self, text: str) -> str:
+        """Exactly this, its special tokens as such."""
+        parts, begin = [], 0
+        for found in self._specials.finditer(text) if self._specials is not None else ():
+            parts += [_quoted(text[begin : found.start()]), f"<[{self._special_ids[found.group()]}]>"]
+            begin = found.end()
+        return " ".join(filter(None, [*parts, _quoted(text[begin:])]))
+
+    def rule(self, body: str, options: str = "") -> str:
+        return self._named("r", f"{options}: {body}")
+
+    def terminal(self, *expressions: str) -> str:
+        """Of text that matches all of them, which stand as Lark has them."""
+        return self._named("T", ": " + " & ".join(expressions))
+
+    def recursive_rule(self, key: str, body: Callable[[], str]) -> str:
+        """`body` may refer to the rule itself, by its key."""
+        if key not in self._names:
+            name = self._names[key] = f"r{len(self._names)}"
+            self._rules.append(f"{name}: {body()}")
+        return self._names[key]
+
+    def _named(self, prefix: str, written: str) -> str:
+        key = prefix + written
+        if key not in self._names:
+            self._names[key] = f"{prefix}{len(self._names)}"
+            self._rules.append(self._names[key] + written)
+        return self._names[key]
+
+    def text_until(self, end: str, *, without: Iterable[str] = (), matching: Sequence[str] = ()) -> str:
+        """Text up to the first `end`, and that. `without`, `matching`: regular expressions of what it must not have
+        anywhere, and of the whole."""
+        special = self._specials.search(end) if self._specials is not None else None
+        if special is not None:
+            before = escaped_regex(end[: special.start()])
+            texts = [f"/(?:{regex}){before}/" for regex in matching or [ANY_TEXT]]
+            spelled = escaped_regex(special.group())  # which would look the same
+            return f"{self.terminal(*texts, *_exclusions([*without, spelled]))} {self.text(end[special.start() :])}"
+        if not matching:
+            return self.rule(self.terminal(f"/{ANY_TEXT}{escaped_regex(end)}/", *_exclusions(without)), "[lazy]")
+        terminal = self.terminal(*_texts(matching), *_exclusions([*without, escaped_regex(end)]))
+        return f"{terminal} {self.text(end)}"
+
+    def text_without(self, without: Iterable[str], matching: Sequence[str] = ()) -> str:
+        return self.terminal(*_texts(matching), *_exclusions(without))
+
+    def json(self, schema: Any, fallback: Any = None) -> str:
+        """JSON that follows the schema; where it cannot be promised, the fallback. Raises GrammarError."""
+        try:
+            written = json_schema_grammar(schema)
+            if fallback is not None and llguidance.LLMatcher.validate_grammar(written):
+                written = json_schema_grammar(fallback)
+        except GrammarError:
+            if fallback is None:
+                raise
+            written = json_schema_grammar(fallback)
+        if written not in self._names:
+            self._names[written] = f"j{len(self._names)}"
+            part = json.loads(written)["grammars"][0]
+            self._schemas.append(part | {"name": self._names[written]})
+        return "@" + self._names[written]
+
+    def space(self) -> str:
+        """Or none."""
+        return self.terminal(SPACE) + "?"
+
+    def written(self, start: str) -> str:
+        lark = "\n".join([f"start: {start}", *self._rules])
+        parts = [{"name": "calls", "lark_grammar": lark}, *self._schemas]
+        return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def one_of(alternatives: Iterable[str]) -> str:
+    return "(" + " | ".join(alternatives) + ")"
+
+
+def not_having(marks: Sequence[str]) -> list[str]:
+    """Regular expressions of them; what begins with another needs none of its own."""
+    return [escaped_regex(mark) for mark in marks if not any(mark != each and mark.startswith(each) for each in marks)]
+
+
+def escaped_regex(text: str) -> str:
+    """A regular expression of this text alone, as it stands between Lark's slashes."""
+    return re.escape(text).replace("\\\n", r"\n").replace("\\\t", r"\t").replace("/", r"\/")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _texts(matching: Sequence[str]) -> list[str]:
+    return [f"/{regex}/" for regex in matching or [ANY_TEXT]]
+
+
+def _exclusions(without: Iterable[str]) -> list[str]:
+    return [f"~/{ANY_TEXT}(?:{regex}){ANY_TEXT}/" for regex in without]

@@ -1,0 +1,171 @@
+"""Answers that are not as a format has it: nothing raises, nothing is lost, and pieces do not matter."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.talk.answers import ANSWERS, Answer, joined, parser_of, read
+
+from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+
+BY_NAME = {answer.name: answer for answer in ANSWERS}
+
+
+def pieces_of(answer: Answer) -> list[str]:
+    """Marks, words and brackets."""
+    return sorted({piece for piece in re.findall(r"<[^<>]*>|\[\w+\]|\w+|\s+|.", answer.text) if piece})
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_text_is_read_the_same_in_all_pieces(answer: Answer, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(answer.text)))
+    pieces = data.draw(st.lists(st.sampled_from(pieces_of(answer)), max_size=15))
+    text = answer.text[:begin] + "".join(pieces)
+    whole = read(answer, [text])
+    assert read(answer, text) == whole
+    assert read(answer, [answer.text[:begin], *pieces]) == whole
+    if not any(isinstance(event, CallBegun | Reasoning) for event in whole) and answer.reasoning is None:
+        assert "".join(event.text for event in whole if isinstance(event, Content)) == text
+
+
+ODD: list[tuple[str, str | None, str | None, str, list[Event]]] = [
+    (
+        "broken arguments",
+        "hermes",
+        None,
+        '<tool_call>{"name": "weather", "arguments": {"city": Oslo}}\n</tool_call>Bye',
+        [CallBegun(0, "weather", None), Arguments(0, '{"city": Oslo}'), CallEnded(0), Content("Bye")],
+    ),
+    (
+        "a bracket too many, and one too few",
+        "hermes",
+        None,
+        '<tool_call>{"name": "weather", "arguments": {}}}</tool_call>'
+        '<tool_call>{"name": "weather", "arguments": {}</tool_call>',
+        [
+            CallBegun(0, "weather", None),
+            Arguments(0, "{}"),
+            CallEnded(0),
+            CallBegun(1, "weather", None),
+            Arguments(1, "{}"),
+            CallEnded(1),
+        ],
+    ),
+    (
+        "an unknown tool",
+        "hermes",
+        None,
+        'So <tool_call>{"name": "sea", "arguments": {}}</tool_call>',
+        [Content('So <tool_call>{"name": "sea", "arguments": {}}</tool_call>')],
+    ),
+    (
+        "a mark that is none",
+        "hermes",
+        None,
+        'I use <tool_call> like <tool_call>{"name": "weather_now"}',
+        [Content("I use <tool_call> like"), CallBegun(0, "weather_now", None), Arguments(0, "{}"), CallEnded(0)],
+    ),
+    (
+        "an unknown tool among others",
+        "pythonic",
+        None,
+        "[weather_now(), sea()]",
+        [CallBegun(0, "weather_now", None), Arguments(0, "{}"), CallEnded(0), Content(", sea()]")],
+    ),
+    ("an answer in brackets", "pythonic", None, "[1] says so", [Content("[1] says so")]),
+    ("an expression", "pythonic", None, "[weather(city=a + b)]", [
+        CallBegun(0, "weather", None), Arguments(0, '{"city": a + b)]'),
+    ]),
+    ("an answer in JSON", "llama3_json", None, '{"name": "Oslo"}', [Content('{"name": "Oslo"}')]),
+    ("parameters not closed", "qwen3_coder", None, "<function=weather>\n<parameter=city>\nOslo\n</parameter>", [
+        CallBegun(0, "weather", None), Arguments(0, '{"city": "Oslo"}'), CallEnded(0),
+    ]),
+    (
+        "values that are not of their types",
+        "qwen3_coder",
+        None,
+        "<function=weather><parameter=days>soon</parameter><parameter=hours>[1, x]</parameter>"
+        "<parameter=exact>1</parameter><parameter=wind>1.5</parameter><parameter=note>null</parameter>"
+        "<parameter=place>{'a': 'b\"', \"c\": \"\\u00e5\"}</parameter><parameter=else>1</parameter></function>",
+        [
+            CallBegun(0, "weather", None),
+            Arguments(
+                0,
+                '{"days": "soon", "hours": [1, x], "exact": true, "wind": 1.5, "note": null, '
+                '"place": {"a": "b\\"", "c": "\\u00e5"}, "else": "1"}',
+            ),
+            CallEnded(0),
+        ],
+    ),
+    ("a thought without an end", "hermes", "qwen3", "<think>\nHm <tool_call>\n", [Reasoning("Hm <tool_call>\n")]),
+    ("two thoughts, then a mark in text", None, "qwen3", "<think>\na</think>\n<think>b</think>\n\nc</think> <think>d", [
+        Reasoning("ab"), Content("c</think> <think>d"),
+    ]),
+    ("no formats", None, None, "\n<think>a</think> <tool_call> ", [Content("\n<think>a</think> <tool_call> ")]),
+    ("plain text where channels are expected", "openai", "openai_gptoss", "Hm <|ok|>", [Content("Hm <|ok|>")]),
+    ("an unknown tool on a channel", "openai", "openai_gptoss",
+        "<|channel|>analysis to=functions.sea<|message|>{}<|call|>",
+        [Reasoning("<|channel|>analysis to=functions.sea<|message|>{}")],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("calls", "reasoning", "text", "expected"), [odd[1:] for odd in ODD], ids=[o[0] for o in ODD])
+def test_an_odd_answer(calls: str | None, reasoning: str | None, text: str, expected: list[Event]) -> None:
+    answer = Answer("odd", calls, text, [], reasoning)
+    assert read(answer, [text]) == expected
+    assert read(answer, text) == expected
+
+
+def test_a_cut_call_has_no_end_and_what_was_held_of_it() -> None:
+    text = "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</para"
+    assert read(Answer("cut", "qwen3_coder", text, []), text, is_cut=True) == [
+        CallBegun(0, "weather", None),
+        Arguments(0, '{"city": "Oslo\\n</para'),
+    ]
+
+
+def test_a_thought_whose_mark_the_prompt_has_may_repeat_it() -> None:
+    answer = Answer("repeated", None, "\n<think>\nHm</think>Yes", [], "qwen3", is_thinking=True)
+    assert read(answer, answer.text) == [Reasoning("Hm"), Content("Yes")]
+
+
+def test_arguments_and_text_are_told_as_soon_as_they_can_be() -> None:
+    parser = parser_of(BY_NAME["hermes"])
+    assert parser.feed("He asks") == [Reasoning("He asks")]
+    assert parser.feed(".</think>It") == [Reasoning("."), Content("It")]
+    assert parser.feed('<tool_call>\n{"name": "weather"') == [CallBegun(0, "weather", None)]
+    assert parser.feed(', "arguments": {"city": "Os') == [Arguments(0, '{"city": "Os')]
+    assert parser.feed("lo") == [Arguments(0, "lo")]
+    assert parser.feed('"}}') == [Arguments(0, '"}'), CallEnded(0)]
+
+
+def test_parameters_are_told_as_soon_as_their_type_shows() -> None:
+    parser = parser_of(BY_NAME["qwen3_coder"])
+    parser.feed("<tool_call>\n<function=weather>\n<parameter=city>\n")
+    assert parser.feed("Os") == [Arguments(0, "Os")]
+    parser.feed("lo\n</parameter>\n<parameter=note>\nnul")
+    assert parser.feed("ls and") == [Arguments(0, '"nulls and')]
+    parser.feed("\n</parameter>\n<parameter=hours>\n")
+    assert parser.feed("[1, 2") == [Arguments(0, "[1, ")]
+
+
+def test_an_answer_in_json_is_not_held_back() -> None:
+    parser = parser_of(BY_NAME["llama3_json"])
+    assert parser.feed('{"city": "Os') == [Content('{"city": "Os')]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder: marks left out, and marks in a value", "pythonic", "gemma4"])
+def test_deep_nesting_is_read(name: str) -> None:
+    begun = {
+        "hermes": '</think><tool_call>{"name": "weather", "arguments": {"hours": ',
+        "qwen3_coder: marks left out, and marks in a value": "<function=weather><parameter=hours>",
+        "pythonic": "[weather(hours=",
+        "gemma4": "<|tool_call>call:weather{hours:",
+    }[name]
+    events = read(BY_NAME[name], [begun + "[" * 20_000], is_cut=True)
+    assert events[-1].text.endswith("[" * 20_000)  # type: ignore[union-attr]
+    assert joined(events) == events
