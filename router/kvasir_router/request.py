@@ -56,8 +56,8 @@ class InferenceRequest(msgspec.Struct, frozen=True):
 
     @property
     def is_resumable(self) -> bool:
-        """An engine may be asked to keep a journal: where the stream ends can be told."""
-        return self.is_stream and self.dialect.end_of_stream is not None
+        """An engine may be asked to keep a journal: where the stream ends can be told, and others know its prompt."""
+        return self.is_stream and self.dialect.end_of_stream is not None and self.holder is None
 
 
 def read_fields(dialect: Dialect, body: bytes) -> RoutingFields:

@@ -232,3 +232,11 @@ async def test_the_most_that_is_generated_is_the_clients_word(body: dict[str, An
 
 async def test_responses_have_another_name_for_the_most_that_is_generated() -> None:
     assert (await parsed({"input": "hi", "max_output_tokens": 7}, Responses())).max_output_tokens == 7
+
+
+@pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp-{'0' * 40}", False)])
+async def test_what_only_one_engine_can_go_on_from_is_not_resumed_elsewhere(
+    held: str | None, is_resumable: bool
+) -> None:
+    body = {"input": "hi", "stream": True, "previous_response_id": held}
+    assert (await parsed(body, Responses())).is_resumable is is_resumable
