@@ -162,17 +162,20 @@ def few_rows(sizes: Sizes, place: Place) -> Iterator[Figure]:
     for name, (num_out, num_in) in sizes.products.items():
         num_bytes = num_out * num_in * place.dtype.itemsize
         weights = [place.random(num_out, num_in) for _ in range(num_rotated(num_bytes, most=NUM_CALLS))]
-        ways: dict[str, list[Multiply]] = {"torch": [partial(linear, weight=weight) for weight in weights]}
-        ways |= {str(tile): [FewRowsWeight(weight, None, tile) for weight in weights] for tile in sizes.tiles}
+        library: list[Multiply] = [partial(linear, weight=weight) for weight in weights]
+        waiting = partial(FewRowsWeight, bias=None, starts_early=False)
         for num_rows in sizes.few_rows:
             rows = place.random(num_rows, num_in)
+            ways = {"torch": library} | {
+                str(tile): [waiting(each, tile=tile) for each in weights] for tile in sizes.tiles
+            }
             for way, products in ways.items():
                 seconds = place.seconds([partial(product, rows) for product in products])
                 yield moved("few_rows", f"{name}, {num_rows} rows, {way}", seconds, num_bytes)
         rows, norm = place.random(1, num_in), place.random(num_in)
-        waits = [FewRowsWeight(weight, None, starts_early=False) for weight in weights]
-        starts_early = [FewRowsWeight(weight, None) for weight in weights]
-        for way, products in {"torch": ways["torch"], "waits": waits, "starts early": starts_early}.items():
+        ways = {"torch": library, "waits": [*map(waiting, weights)]}
+        ways["starts early"] = [FewRowsWeight(weight, None) for weight in weights]
+        for way, products in ways.items():
             seconds = place.seconds([partial(multiply_normed, product, rows, norm) for product in products])
             yield moved("few_rows", f"{name}, a norm and 1 row, {way}", seconds, num_bytes)
 

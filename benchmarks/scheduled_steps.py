@@ -16,9 +16,8 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepPlan
 
 CONTEXT = 64
 """Tokens of a prompt."""

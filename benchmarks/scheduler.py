@@ -28,9 +28,8 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepPlan, StepResult, TimedStep
 from kvasir_runtime.speculative.depth import DepthPolicy
 
 BLOCK_SIZE = 16

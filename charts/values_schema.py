@@ -8,6 +8,7 @@ written in the file itself. A test compares the two.
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,7 +19,7 @@ from kvasir_operator.api.fields import without_none
 from kvasir_operator.api.model import PodSpec, ResourcesSpec, RouterResources
 from kvasir_operator.api.schema import group_schema
 from kvasir_operator.settings import OperatorSettings
-from kvasir_router.config import RouterConfig
+from kvasir_router.config import RouterConfig, parse_duration, parse_origin, parse_remote_min_tokens, parse_size
 
 Schema = dict[str, Any]
 
@@ -34,10 +35,14 @@ def _has(key: str, value: str) -> Schema:
 
 LINE_LENGTH = 120
 FILE = CHART / "values.schema.json"
+TEMPLATES = CHART / "templates"
 _KEPT = ("type", "properties", "required", "items", "enum", "minimum", "maximum", "maxItems", "maxProperties")
 _KEPT += ("maxLength", "pattern", "anyOf", "additionalProperties")
 _EXACTLY_ONE = re.compile(r"\[(has\(self\.\w+\)(?:, has\(self\.\w+\))*)\]\.filter")
 _FIELD = re.compile(r"has\(self\.(\w+)\)")
+# Definitions of what a null takes fields out of, or switches off.
+_USERS_MAPS = ("securityContext", "containerResources", "engineDefaults", "routerDefaults")
+_ALERTS = ("alert", "alertAbove")
 # The rules across fields that are no count of them, by the begin of their messages.
 _RULES: dict[str, Schema] = {
     "operator Exists takes no value": {
@@ -52,6 +57,15 @@ _RULES: dict[str, Schema] = {
     "labels under serving.kvasir.dev/": {
         "properties": {"labels": {"propertyNames": {"not": {"pattern": r"^serving\.kvasir\.dev/"}}}}
     },
+}
+# Flags that name files, other ports than the template's, or what a gateway is not told.
+_NOT_IN_A_POD = {"kubeconfig", "host", "port", "admin-host", "endpoint", "prefill-endpoint", "decode-endpoint"}
+_NOT_IN_A_POD |= {"endpoints-service", "model", "model-alias"}
+# Values that the router reads itself, as regular expressions.
+_READ = {
+    parse_size: "([0-9]{1,18}|[0-9]{1,9}(k|M|G|Ki|Mi|Gi))",
+    parse_remote_min_tokens: "(auto|[0-9]{1,9})",
+    parse_origin: r"(\*|https?://[^/\s]+)",
 }
 # What the text of a rule matches against one field.
 _NOT_MATCHED = re.compile(r"!self\.(\w+)\.matches\(r?'(.*)'\)")
@@ -71,8 +85,8 @@ def definitions() -> dict[str, Schema]:
         "podSettings": pod,
         "engineResources": resources,
         "routerResources": strict(group_schema(RouterResources)),
-        "operatorFlags": flags(OperatorSettings),
-        "routerFlags": flags(RouterConfig),
+        "operatorFlags": flags(OperatorSettings, "deployment.yaml"),
+        "routerFlags": flags(RouterConfig, "gateway/deployment.yaml"),
     }
 
 
@@ -101,40 +115,69 @@ def _rule(cel: str, message: str) -> Schema:
     return next(schema for begin, schema in _RULES.items() if message.startswith(begin))
 
 
-def flags(config: type) -> Schema:
-    """Those that are derived from a dataclass, each with a value of its kind."""
+def flags(config: type, template: str) -> Schema:
+    """Those that are derived from a dataclass, each with a value that it takes, and not given by the chart itself."""
+    given = set(re.findall(r'^ +- "?--(?:no-)?([a-z-]+)', (TEMPLATES / template).read_text(), re.MULTILINE))
     hints = get_type_hints(config)
-    texts = (
-        _flag(field.name, without_none(hints[field.name])[0]) for field in dataclasses.fields(config) if field.metadata
-    )
-    return {"type": "array", "items": {"type": "string", "pattern": f"^--({'|'.join(texts)})$"}}
+    left = [
+        f"{name}={_value(each.metadata, without_none(hints[each.name])[0])}"
+        for each in dataclasses.fields(config)
+        if each.metadata and (name := each.name.replace("_", "-")) not in given | _NOT_IN_A_POD
+    ]
+    return {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": f"^--({'|'.join(left)})$"}}
 
 
-def _flag(name: str, kind: Any) -> str:
-    text = name.replace("_", "-")
-    if kind is bool:
-        return f"(no-)?{text}"
+def _value(metadata: Mapping[str, Any], kind: Any) -> str:
+    """Of one flag, as a regular expression."""
+    least, most, read = metadata["least"], metadata["most"], metadata.get("read")
     if get_origin(kind) is Literal:
-        return f"{text}=({'|'.join(get_args(kind))})"
-    return text + {int: "=[0-9]+", float: r"=[0-9]+(\.[0-9]+)?"}.get(kind, "=.+")
+        return f"({'|'.join(get_args(kind))})"
+    if read is parse_duration:
+        hours, minutes, seconds = (_decimal(digits, least > 0) for digits in (5, 7, 9))
+        return f"({hours}h|{minutes}m|{seconds}(ms|s)?)"
+    if read is not None:
+        return _READ[read]
+    return _decimal(len(str(most)) - 1, least > 0) if kind is float else f"({_whole(least, most)})"
+
+
+def _decimal(num_digits: int, is_above_zero: bool) -> str:
+    if is_above_zero:
+        return rf"([1-9][0-9]{{0,{num_digits - 1}}}(\.[0-9]{{1,9}})?|0\.[0-9]{{0,8}}[1-9][0-9]{{0,8}})"
+    return rf"[0-9]{{1,{num_digits}}}(\.[0-9]{{1,9}})?"
+
+
+def _whole(least: int, most: int) -> str:
+    """From one of one digit to one of several."""
+    text = str(most)
+    shorter = f"[{least}-9]|[1-9][0-9]{{1,{len(text) - 2}}}"
+    below = [
+        f"{text[:place]}[{int(place == 0)}-{int(digit) - 1}][0-9]{{{len(text) - place - 1}}}"
+        for place, digit in enumerate(text)
+        if int(digit) > int(place == 0)
+    ]
+    return "|".join((shorter, *below, text))
 
 
 def whole(schema: Schema, values: Any) -> Schema:
-    """With what is made here, and each text, number and switch required: a null would take it out of a template."""
+    """With what is made here, and required what a null would take out of a template: all but the user's own."""
     made = {**schema, "definitions": {**schema["definitions"], **definitions()}}
     _require(made, values, made["definitions"])
     return made
 
 
-def _require(schema: Schema, values: Any, known: dict[str, Schema]) -> None:
-    schema = known[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    is_users = any(schema is known[name] for name in ("securityContext", "engineDefaults", "routerDefaults"))
-    if is_users or not isinstance(values, dict) or "properties" not in schema:
-        return
-    if scalars := [key for key, value in values.items() if not isinstance(value, dict | list)]:
-        schema["required"] = scalars
-    for key, value in values.items():
-        _require(schema["properties"][key], value, known)
+def _require(schema: Schema, values: Any, known: dict[str, Schema]) -> bool:
+    """Whether there must be a value: a list or map that may be empty may be left out too."""
+    name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else None
+    schema = schema if name is None else known[name]
+    if isinstance(values, list):
+        return "minItems" in schema
+    if not isinstance(values, dict):
+        return True
+    if name in _USERS_MAPS or "properties" not in schema:
+        return False
+    if required := [key for key, value in values.items() if _require(schema["properties"][key], value, known)]:
+        schema["required"] = required
+    return bool(required) and name not in _ALERTS
 
 
 def text_of(schema: Any, indent: str = "") -> str:

@@ -1,11 +1,12 @@
 """The operator that a release has installed, run as a process: there is no kubelet that would run its pod.
 
-It has the flags of the installed Deployment, the file of its ConfigMap, and its ServiceAccount's token.
+It has the flags of the installed Deployment, the file of its pods' annotation, and its ServiceAccount's token.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.controlplane.control_plane import ControlPlane
 from tests.controlplane.credentials import write_kubeconfig
@@ -13,6 +14,7 @@ from tests.controlplane.operator_process import OperatorProcess, running_operato
 
 OPERATOR = "kvasir-operator"
 DEFAULTS_FLAG = "--pod-defaults="
+POD_DEFAULTS = "serving.kvasir.dev/pod-defaults"
 
 
 def deployment_path(namespace: str) -> str:
@@ -20,9 +22,13 @@ def deployment_path(namespace: str) -> str:
 
 
 def installed_flags(cluster: ControlPlane, namespace: str) -> list[str]:
-    pod = cluster.request("get", deployment_path(namespace))["spec"]["template"]["spec"]
-    flags: list[str] = pod["containers"][0]["args"]
+    flags: list[str] = installed_pod(cluster, namespace)["spec"]["containers"][0]["args"]
     return flags
+
+
+def installed_pod(cluster: ControlPlane, namespace: str) -> dict[str, Any]:
+    pod: dict[str, Any] = cluster.request("get", deployment_path(namespace))["spec"]["template"]
+    return pod
 
 
 def service_account_kubeconfig(cluster: ControlPlane, namespace: str, name: str, directory: Path) -> Path:
@@ -47,8 +53,7 @@ def running_installed(cluster: ControlPlane, namespace: str, directory: Path, *f
     """The operator of the release in `namespace`, with its log in `directory`; `flags` are added to its own."""
     kubeconfig = service_account_kubeconfig(cluster, namespace, OPERATOR, directory)
     defaults = directory / "pod-defaults.yaml"
-    config = cluster.request("get", f"/api/v1/namespaces/{namespace}/configmaps/{OPERATOR}-pod-defaults")
-    defaults.write_text(config["data"]["pod-defaults.yaml"])
+    defaults.write_text(installed_pod(cluster, namespace)["metadata"]["annotations"][POD_DEFAULTS])
     installed = [
         f"{DEFAULTS_FLAG}{defaults}" if flag.startswith(DEFAULTS_FLAG) else flag
         for flag in installed_flags(cluster, namespace)

@@ -2,12 +2,14 @@
 
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from e2e.helm.helm import CHART, CI_FILES, Helm, HelmError
+from e2e.helm.installed import OPERATOR, POD_DEFAULTS
 from tests.charts.chart_alerts import rule_groups
 
 CI = CHART / "ci"
@@ -122,8 +124,9 @@ def operator_container(objects: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pod_defaults(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    [config] = [each for each in of_kind(objects, "ConfigMap") if "pod-defaults.yaml" in each["data"]]
-    defaults: dict[str, Any] = yaml.safe_load(config["data"]["pod-defaults.yaml"])
+    [deployment] = [each for each in of_kind(objects, "Deployment") if each["metadata"]["name"] == OPERATOR]
+    text = deployment["spec"]["template"]["metadata"]["annotations"][POD_DEFAULTS]
+    defaults: dict[str, Any] = yaml.safe_load(text)
     return defaults
 
 
@@ -138,13 +141,24 @@ def test_pod_defaults_and_profiles_reach_the_operator_as_a_file(offline_helm: He
     assert "--pod-defaults=/etc/kvasir/pod-defaults.yaml" in operator_container(objects)["args"]
 
 
-def test_a_change_of_the_defaults_restarts_the_operator_and_nothing_else_does(offline_helm: Helm) -> None:
-    def checksum(*arguments: str) -> str:
+def test_a_change_of_the_defaults_makes_new_pods_of_the_operator_and_nothing_else_does(offline_helm: Helm) -> None:
+    def pods(*arguments: str) -> str:
         [deployment] = of_kind(offline_helm.template(*arguments), "Deployment")
-        return str(deployment["spec"]["template"]["metadata"]["annotations"]["checksum/pod-defaults"])
+        return json.dumps(deployment["spec"]["template"])
 
-    assert checksum("--set", "monitoring.podMonitor.enabled=true") == checksum()
-    assert checksum("--set", "profiles.h100.resources.cpu=8") != checksum()
+    assert pods("--set", "monitoring.podMonitor.enabled=true") == pods()
+    assert pods("--set", "profiles.h100.resources.cpu=8") != pods()
+
+
+def test_former_pods_keep_their_defaults_when_they_restart_beside_new_ones_that_do_not_start(
+    offline_helm: Helm,
+) -> None:
+    """Nothing that pods of two rollouts share: the file is the pod's own."""
+    [deployment] = of_kind(offline_helm.template(), "Deployment")
+    pod = deployment["spec"]["template"]
+    [volume] = [each for each in pod["spec"]["volumes"] if each["name"] == "pod-defaults"]
+    [item] = volume["downwardAPI"]["items"]
+    assert item == {"path": "pod-defaults.yaml", "fieldRef": {"fieldPath": f"metadata.annotations['{POD_DEFAULTS}']"}}
 
 
 def test_routers_get_a_role_that_the_operator_may_bind_and_not_write(offline_helm: Helm) -> None:
@@ -394,3 +408,31 @@ def test_the_slo_of_the_values_is_that_of_the_rules(offline_helm: Helm) -> None:
     assert "14.4 * (1 - 0.99)" in made["KvasirAvailabilityBurnFast"]["expr"]
     assert ">= 3" in made["KvasirAvailabilityBurnFast"]["expr"]
     assert "after 5 s" in made["KvasirTtftBurnSlow"]["annotations"]["summary"]
+
+
+def without_elements(values: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each map and list in turn as an empty one, by where it is; of alerts, which are alike, the first."""
+    for key, value in list(values.items())[: 1 if path[-1:] == ("alerts",) else None]:
+        if isinstance(value, dict | list):
+            yield (*path, key), type(value)()
+        if isinstance(value, dict):
+            yield from without_elements(value, (*path, key))
+
+
+@pytest.mark.parametrize(("path", "empty"), without_elements(yaml.safe_load((CHART / "values.yaml").read_text())))
+def test_null_is_an_empty_list_or_map_or_refused_by_name(
+    offline_helm: Helm, path: tuple[str, ...], empty: dict[str, Any] | list[Any]
+) -> None:
+    """As of a key that nothing follows: `tolerations:`."""
+    monitored = [f"--api-versions=monitoring.coreos.com/v1/{kind}" for kind in ("PodMonitor", "PrometheusRule")]
+    given = ("--set", "gateway.enabled=true,gateway.existingSecret=a,prometheus.url=http://prometheus")
+    given = given if path[0] not in ("gateway", "prometheus") or len(path) > 1 else ()
+    name = ".".join(path)
+    try:
+        made = offline_helm.template(*given, *monitored, "--set-json", f"{name}=null")
+    except HelmError as refusal:
+        if "schema" in str(refusal) and f"'{path[-1]}'" in str(refusal):
+            return
+        raise
+    if isinstance(empty, list) and "securityContext" not in path:  # an empty map takes no default away
+        assert made == offline_helm.template(*given, *monitored, "--set-json", f"{name}=[]")

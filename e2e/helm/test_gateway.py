@@ -81,7 +81,7 @@ def test_its_pods_live_and_end_as_those_of_a_services_own_router(offline_helm: H
     [own_container] = own_pod["containers"]
     objects = offline_helm.template(*ENABLED)
     [deployment], container = gateways(objects, "Deployment"), container_of(objects)
-    same = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports", "terminationMessagePolicy")
+    same = ("startupProbe", "readinessProbe", "livenessProbe", "ports", "terminationMessagePolicy")
     assert {key: container[key] for key in same} == {key: own_container[key] for key in same}
     assert container["securityContext"] == own_container["securityContext"]
     pod = deployment["spec"]["template"]["spec"]
@@ -125,7 +125,7 @@ def test_values_reach_its_objects(offline_helm: Helm) -> None:
     ]
     assert {"name": "api-keys", "secret": {"secretName": "clients"}} in pod["volumes"]
     assert pod["nodeSelector"] == {"pool": "edge", "kubernetes.io/arch": "arm64"}
-    assert (pod["serviceAccountName"], pod["terminationGracePeriodSeconds"]) == ("gate", 80)
+    assert (pod["serviceAccountName"], pod["terminationGracePeriodSeconds"]) == ("gate", 10 + 60 + 15)
     assert (service["spec"]["type"], service["metadata"]["annotations"]) == (
         "LoadBalancer",
         {"cloud.example/internal": "true"},

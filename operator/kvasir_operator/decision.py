@@ -41,7 +41,7 @@ from kvasir_operator.rollout.children import (
     scales,
     weight_removals,
 )
-from kvasir_operator.rollout.observed import ObservedWorkload, lost_workloads, observe_workloads
+from kvasir_operator.rollout.observed import ObservedWorkload, lost_workloads
 from kvasir_operator.rollout.plan import RolloutPlan, plan_rollout
 from kvasir_operator.rollout.scale_down import Shrink, Work, find_shrinks, going
 from kvasir_operator.rollout.workload import WorkloadKey
@@ -89,14 +89,17 @@ class Decision:
         return self.plan.without([*own, *former])
 
 
-def next_step(wanted: DesiredService, observed: Observed, owner_uid: str, now: str) -> RolloutStep:
-    workloads = observe_workloads(observed, owner_uid, now)
+def next_step(
+    wanted: DesiredService, observed: Observed, workloads: Sequence[ObservedWorkload], *, is_waiting: bool = False
+) -> RolloutStep:
+    """`is_waiting`: it is not this service's turn to replace its engines."""
     rollout = plan_rollout(
         wanted.revision,
         wanted.replicas,
         wanted.service.spec.rollout,
         [each.workload for each in workloads],
         wanted.blocked,
+        is_waiting=is_waiting,
     )
     needed = needed_children(rollout, workloads, wanted.service)
     seen = {*wanted.keys, *map(object_key, observed.children)} if needed else set()

@@ -16,7 +16,7 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.apply import Applied, apply_plan
 from kvasir_operator.apply.foreign_writes import ForeignWrites
-from kvasir_operator.apply.plan import Cause, Plan, controller_uid
+from kvasir_operator.apply.plan import Apply, Cause, Plan, controller_uid, stamped
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
@@ -53,9 +53,11 @@ from kvasir_operator.observe.pod_events import look_again_seconds
 from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
-from kvasir_operator.rollout.observed import num_replicas, revision_number
+from kvasir_operator.rollout.children import needed_without_a_spec
+from kvasir_operator.rollout.observed import num_replicas, observe_workloads, revision_number
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
+from kvasir_operator.rollout.upgrades import Upgrades
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.events import notable_changes, post_event
@@ -75,6 +77,8 @@ STALE_RETRY_SECONDS = 1.0
 """After a workload had changed before it was scaled, or the service before its status was stored."""
 LEFT_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 """Until what a burst has left is done, in the pass that its pods' counts want anyway."""
+TURN_SECONDS = 60.0
+"""Between two looks whether it is a service's turn to replace its engines."""
 DETAILS_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 """Until counts and messages are reported that what this pass did is about to change."""
 
@@ -129,6 +133,7 @@ class Reconciler:
         self._do_changes_wait = do_changes_wait
         self._ledger = ledger or ScalingLedger()
         self._restarts = restarts or RestartCounter()
+        self._upgrades = Upgrades(settings.max_upgrades)
         self._left: set[ServiceKey] = set()
         self._foreign_writes: dict[ServiceKey, ForeignWrites] = {}
         self._ending_namespaces: dict[str, float] = {}
@@ -143,6 +148,7 @@ class Reconciler:
             self._gateway.forget(key)
             self._restarts.forget(key)
             self._contexts.forget(key)
+            self._upgrades.forget(key)
             return Outcome(is_gone=True)  # the garbage collector takes the children
         if (left_seconds := self._ending_namespaces.get(key.namespace, 0.0) - self._clock()) > 0:
             return Outcome(retry_seconds=left_seconds)
@@ -153,7 +159,9 @@ class Reconciler:
         observed = await self._observe(obj, wanted.keys)
         gateway = await self._gateway.state_of(obj)
         now = self._now()
-        step = next_step(wanted, observed, obj["metadata"]["uid"], now)
+        workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
+        is_waiting = self._upgrades.has_to_wait(key, obj, wanted.revision, [each.workload for each in workloads])
+        step = next_step(wanted, observed, workloads, is_waiting=is_waiting)
         if step.missing:
             observed = observed.with_children(await named(self._client, key.namespace, map(object_key, step.missing)))
         work = await read_shrinking(step.shrinks, self._read_work)
@@ -186,7 +194,8 @@ class Reconciler:
         is_left = is_overtaken and (key in self._left or differs_in_detail(obj.get("status", {}), status))
         self._left.discard(key)
         is_reported = is_left or await self._report(key, obj, status, news)
-        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds)
+        turn_seconds = TURN_SECONDS if is_waiting else None
+        looks = (_look_seconds(observed, self._now()), settled.retry_seconds, decision.retry_seconds, turn_seconds)
         outcome = _outcome(decision.plan, applied, is_reported, _soonest(looks))
         return _with_details(outcome) if is_left else outcome
 
@@ -208,14 +217,21 @@ class Reconciler:
         return replace(observed, downloads=downloads, cut_context=cut_context)
 
     async def _report_invalid(self, key: ServiceKey, obj: KubeObject, error: InvalidManifestError) -> Outcome:
-        """Children stay as they are: what runs keeps serving until the spec holds again."""
+        """Children stay as they are, and what their pods need is made again: what runs keeps serving until the spec
+        holds."""
         observed = await self._observe(obj, [])
+        workloads = observe_workloads(observed, obj["metadata"]["uid"], self._now())
+        seen = set(map(object_key, observed.children))
+        missing = {name: each for name, each in needed_without_a_spec(obj, workloads).items() if name not in seen}
+        taken = map(object_key, await named(self._client, key.namespace, missing))
+        plan = Plan(tuple(Apply(stamped(each), Cause.CREATED) for each in missing.values())).without(list(taken))
+        done = await apply_plan(self._client, key.namespace, plan)
         roles = _roles(observed, obj, {}, "", ())
         gateway = await self._gateway.state_of(obj)
         situation = Situation(key.name, [Waiting(Reason.INVALID_SPEC, str(error))], gateway=gateway)
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
-        is_reported = await self._report(key, obj, status, Plan())
-        return _outcome(Plan(), Applied(), is_reported, _look_seconds(observed, self._now()))
+        is_reported = await self._report(key, obj, status, plan.without([each.key for each in done.refusals]))
+        return _outcome(plan, done, is_reported, _look_seconds(observed, self._now()))
 
     async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
         """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""
@@ -247,7 +263,7 @@ def _is_seen_later(decision: Decision, applied: Applied) -> bool:
 
 def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: float | None) -> Outcome:
     if applied.refusals:
-        raise ChildrenRefusedError("; ".join(f"{refusal.key}: {refusal.error}" for refusal in applied.refusals))
+        raise ChildrenRefusedError("; ".join(refusal.message for refusal in applied.refusals))
     if applied.stale or not is_reported:
         return Outcome(retry_seconds=STALE_RETRY_SECONDS)
     if plan.terminating:

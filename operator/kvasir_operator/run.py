@@ -30,6 +30,7 @@ from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures, Discovery, wait_until_served
 from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaseTiming
+from kvasir_operator.logs import log_to_stderr
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver
@@ -55,7 +56,7 @@ _OWN_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namesp
 
 def run_operator(settings: OperatorSettings) -> None:
     """Blocks until SIGTERM or SIGINT. Raises KvasirOperatorError when the operator cannot start or cannot go on."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log_level, settings.log_format)
     logging.getLogger("kopf").setLevel(logging.WARNING)  # it reports each of its own steps at INFO
     _collect_garbage_seldom()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,9 +3,11 @@
 Nothing about one service belongs here: that is the manifest's.
 """
 
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from kvasir_operator.api import labels
@@ -15,8 +17,13 @@ from kvasir_operator.errors import InvalidSettingsError
 _VERSION = version("kvasir")
 
 
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+ABOVE_ZERO: Final = sys.float_info.min
+"""As the least of a number: 0 is too little."""
+
+
+def _setting(default: Any, help_text: str, least: float = 0, most: float = 10**6) -> Any:
+    """`least` and `most` are of a number."""
+    return field(default=default, metadata={"help": help_text, "least": least, "most": most})
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,22 @@ class OperatorSettings:
     kubeconfig: str | None = _setting(
         None, "file with the cluster's address and credentials; default: the pod's own, then ~/.kube/config"
     )
-    workers: int = _setting(8, "services reconciled at the same time")
-    resync_seconds: float = _setting(300.0, "every service is looked at again after this many seconds")
-    retry_initial_seconds: float = _setting(0.5, "first wait after a failed pass; doubles with each failure")
-    retry_max_seconds: float = _setting(30.0, "longest wait after failed passes")
+    workers: int = _setting(8, "services reconciled at the same time", least=1, most=1000)
+    max_upgrades: int | None = _setting(
+        None,
+        "services whose engines are replaced at the same time because the installation has changed, by an image or its "
+        "defaults; default: all",
+        least=1,
+    )
+    resync_seconds: float = _setting(
+        300.0, "every service is looked at again after this many seconds", least=ABOVE_ZERO
+    )
+    retry_initial_seconds: float = _setting(
+        0.5, "first wait after a failed pass; doubles with each failure", least=ABOVE_ZERO
+    )
+    retry_max_seconds: float = _setting(30.0, "longest wait after failed passes", least=ABOVE_ZERO)
     leader_election: bool = _setting(False, "hold a Lease while reconciling; needed where two operators run")
-    lease_seconds: int = _setting(15, "how long a standby waits for a leader that ended without a word; 3 or more")
+    lease_seconds: int = _setting(15, "how long a standby waits for a leader that ended without a word", least=3)
     lease_namespace: str | None = _setting(
         None, "namespace of that Lease; default: one in each watched namespace, else the pod's own"
     )
@@ -55,7 +72,9 @@ class OperatorSettings:
         "namespace of the Lease that lets one operator at a time serve the whole cluster; equal in all releases",
     )
     host: str = _setting("::", "address of the operator's metrics and probes; :: is every address, IPv6 and IPv4")
-    port: int = _setting(labels.OPERATOR_PORT, "port of the operator's metrics and probes")
+    port: int = _setting(
+        labels.OPERATOR_PORT, "port of the operator's metrics and probes; 0 takes a free one", most=2**16 - 1
+    )
     defaults: InstallationDefaults = field(default_factory=InstallationDefaults)
     """Pod defaults, profiles and the gateway, read from the file that `--pod-defaults` names."""
     gateway_secret: str | None = field(default=None, repr=False)
@@ -73,19 +92,15 @@ class OperatorSettings:
     )
     prometheus_ca_file: str | None = _setting(None, "certificates that it is trusted by; default: the system's")
     prometheus_verify: bool = _setting(True, "check its certificate")
-    autoscaling_seconds: float = _setting(15.0, "autoscaled services are measured again after this many seconds")
+    autoscaling_seconds: float = _setting(
+        15.0, "autoscaled services are measured again after this many seconds", least=ABOVE_ZERO
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
+    log_format: Literal["text", "json"] = _setting("text", "lines of text, or an object of JSON a message")
 
     def __post_init__(self) -> None:
-        for name in ("workers", "resync_seconds", "retry_initial_seconds", "retry_max_seconds", "autoscaling_seconds"):
-            if getattr(self, name) <= 0:
-                raise InvalidSettingsError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}: expected a number above 0"
-                )
-        if self.lease_seconds < 3:
-            raise InvalidSettingsError(f"--lease-seconds is {self.lease_seconds}: expected 3 or more")
-        if not 0 <= self.port <= 65535:
-            raise InvalidSettingsError(f"--port is {self.port}: expected 0 (any free port) to 65535")
+        for each in fields(self):
+            self._check_bounds(each.name, each.metadata)
         if self.prometheus_url is not None and "@" in _host(self.prometheus_url):
             raise InvalidSettingsError(
                 "--prometheus-url holds a user's name or password, which arguments, logs and statuses would show: "
@@ -100,6 +115,13 @@ class OperatorSettings:
                 f"--pod-defaults names a gateway and {labels.GATEWAY_SECRET_ENV} is not set: set it to the gateway's "
                 "own value, or leave the gateway out"
             )
+
+    def _check_bounds(self, name: str, bounds: Mapping[str, Any]) -> None:
+        value = getattr(self, name)
+        if isinstance(value, int | float) and not bounds["least"] <= value <= bounds["most"]:  # nan is not
+            least, most = bounds["least"], bounds["most"]
+            expected = f"more than 0 and at most {most}" if least == ABOVE_ZERO else f"{least} to {most}"
+            raise InvalidSettingsError(f"--{name.replace('_', '-')} is {value}: expected {expected}")
 
 
 def _host(url: str) -> str:

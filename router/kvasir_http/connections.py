@@ -1,4 +1,4 @@
-"""What clients' connections may take of a server: time and bytes of each, and how many there are.
+"""Clients' connections: what is read and written of each, what they may take of a server, and how many there are.
 
 A client that does not read has a time, and is then cut off with what was written to it. One that still sends when its
 last answer is written is listened to for a moment: to close over unread bytes resets the connection, and a reset may
@@ -6,7 +6,8 @@ reach the client before the answer does.
 
 A connection is idle unless a request's whole head has come and its answer is not over, or is yet to be read. Where
 there are too many, the longest idle makes way, so that whoever opens connections and asks nothing shuts nobody out, and
-probes get through; where none is idle, the newcomer is refused.
+probes get through; where none is idle, the newcomer is refused. Answers that clients have yet to take have a bound
+together, beyond which whoever has been too slow for the longest is cut off.
 
 A server that is told to stop drains: load balancers, Ingress controllers and `kubectl port-forward` go on sending for
 seconds, and a refused connection is an error to all of them. So it goes on listening and answering, each answer with
@@ -20,7 +21,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
+
+import httptools
+
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,7 @@ class ClientTransport:
         self.pause_reading = transport.pause_reading
         self.resume_reading = transport.resume_reading
         self.get_extra_info = transport.get_extra_info
+        self.get_write_buffer_size = transport.get_write_buffer_size
         self.is_closing: Callable[[], bool] = transport.is_closing
         """As quick too, for every piece of a stream; not to be kept, since `close` puts another in its place."""
         self.is_client_sending = False
@@ -115,6 +121,95 @@ def _yes() -> bool:
     return True
 
 
+UNCOUNTED_BYTES = 4 * 1024
+"""That each connection may have in its write buffer besides, which is empty as long as the kernel's has room."""
+
+
+class RequestParser:
+    """httptools' parser, which goes on where a client would rather speak another protocol.
+
+    A server may ignore an Upgrade (RFC 9110 section 7.8), but llhttp takes everything behind such a head for that other
+    protocol. Java's HTTP client asks for h2c with every first request of a connection, bodies and all. So the body, and
+    whatever follows it, is read by a second parser, which is shown only the head's two lines that frame it.
+
+    `protocol` has the parser's callbacks and collects a head's lines as `headers`, names in lower case.
+    """
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._use(_new_parser(protocol))
+
+    def _use(self, parser: httptools.HttpRequestParser) -> None:
+        """What every request asks of it is asked without this class between."""
+        self._parser = parser
+        self.get_method = parser.get_method
+        self.get_http_version = parser.get_http_version
+        self.should_keep_alive = parser.should_keep_alive
+
+    @property
+    def is_upgrade_ignored(self) -> bool:
+        """What is complete is the head alone: the second parser will say when the message is."""
+        return bool(self._parser.should_upgrade()) and self._parser.get_method() != b"CONNECT"
+
+    def feed_data(self, data: bytes | memoryview) -> None:
+        """Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        while data:
+            data = self._feed_until_upgrade(data)
+
+    def _feed_until_upgrade(self, data: bytes | memoryview) -> bytes | memoryview:
+        """What is left, for the parser of what follows."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self.is_upgrade_ignored:
+                raise
+            self._read_body()
+            return data[upgrade.args[0] :]
+        return b""
+
+    def _read_body(self) -> None:
+        framing = [b"%s: %s\r\n" % line for line in self._protocol.headers if line[0] in _FRAMING]
+        callbacks = _AfterHead(self._protocol)
+        self._use(_new_parser(callbacks))
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing))
+        callbacks.is_past_head = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+
+class _AfterHead:
+    """The callbacks of a parser whose first head is not the client's."""
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self.is_past_head = False
+        self.on_body = protocol.on_body
+        self.on_message_complete = protocol.on_message_complete
+
+    def on_message_begin(self) -> None:
+        if self.is_past_head:
+            self._protocol.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if self.is_past_head:
+            self._protocol.on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_past_head:
+            self._protocol.on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.is_past_head:
+            self._protocol.on_headers_complete()
+
+
+def _new_parser(callbacks: Any) -> httptools.HttpRequestParser:
+    parser = httptools.HttpRequestParser(callbacks)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn: a pipeline's first answer may close it
+    return parser
+
+
 SPARE_DESCRIPTORS = 128
 """Of a process, for what is no client's connection."""
 _LOOK_SECONDS = 0.02
@@ -149,7 +244,8 @@ class ConnectionLimits:
 class Connections:
     """Those of one server. `is_refusing` is for whoever handles requests, and set by who ends the server."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, most_unread_bytes: int | None = None) -> None:
+        """`most_unread_bytes`: of answers that clients have yet to take; None: as many as there are."""
         self.is_draining = False
         """Every answer that begins is its connection's last."""
         self.is_refusing = False
@@ -160,6 +256,10 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         """Those without a request whose answer has been taken, but for a little; the longest idle first."""
         self._num_of_peer: Counter[str] = Counter()
+        self._most_unread_bytes = most_unread_bytes
+        self._num_unread_bytes: dict[Connection, int] = {}
+        """Of those whose clients read too slowly, the longest so first."""
+        self._total_unread_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -181,8 +281,23 @@ class Connections:
     def busy(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
 
+    def held_back(self, connection: Connection, num_unread_bytes: int) -> None:
+        """Until `taken`, it gets no more of its answer."""
+        self.taken(connection)
+        self._num_unread_bytes[connection] = num_unread_bytes
+        self._total_unread_bytes += num_unread_bytes
+        while self._most_unread_bytes is not None and self._total_unread_bytes > self._most_unread_bytes:
+            slowest = next(iter(self._num_unread_bytes))
+            self.taken(slowest)
+            slowest.abort()
+
+    def taken(self, connection: Connection) -> None:
+        """May be repeated."""
+        self._total_unread_bytes -= self._num_unread_bytes.pop(connection, 0)
+
     def closed(self, connection: Connection) -> None:
         """It may have made way, and been forgotten, before."""
+        self.taken(connection)
         if connection not in self._open:
             return
         self._open.remove(connection)

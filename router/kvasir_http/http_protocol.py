@@ -21,8 +21,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 
-from kvasir_http.connections import ClientLimits, ClientTransport, Connections, peer_of
-from kvasir_http.request_parser import RequestParser
+from kvasir_http.connections import (
+    UNCOUNTED_BYTES,
+    ClientLimits,
+    ClientTransport,
+    Connections,
+    RequestParser,
+    peer_of,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Of the request line and all headers; also of trailers, of what is sent ahead of its turn, and of whatever else is
@@ -101,6 +107,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """As uvicorn's, but for what only the application would be told."""
         self._client_transport = ClientTransport(transport, self.loop, self._limits)
         self.transport = cast(asyncio.Transport, self._client_transport)
+        transport.set_write_buffer_limits(UNCOUNTED_BYTES)
         self.connections.add(self)
         self.flow = FlowControl(transport)
         self.client = get_remote_addr(transport)
@@ -124,9 +131,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._client_transport.watch_reader()
+        self.loop.call_soon(self._count_unread)  # with the rest of what is being written
+
+    def _count_unread(self) -> None:
+        if self.flow.write_paused and self in self.connections:
+            self._connections_of_server.held_back(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._client_transport.unwatch_reader()
+        self._connections_of_server.taken(self)
         super().resume_writing()
         self._count_if_idle()
         self._begin_next()

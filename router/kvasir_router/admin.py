@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.debug.routing import PAGE, PAGE_HEADERS, describe_routing
 from kvasir_router.metrics import Metrics
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 
 
 def create_admin_app(

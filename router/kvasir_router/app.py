@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvasir_router import request
-from kvasir_router.admission.queued_request import QueuedRequest, deadline_seconds_of
+from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.dialect import ABSENT
@@ -35,10 +35,9 @@ from kvasir_router.relay.kv_transfer import lookup_params, without_clients_param
 from kvasir_router.relay.proxy import BUSY_STATUS, DOUBTFUL_STATUS, Proxy, forwarded_headers
 from kvasir_router.relay.upstream_pool import Sending
 from kvasir_router.remote_prefill import PrefillLeg, RemotePrefills
-from kvasir_router.request import InferenceRequest
+from kvasir_router.request import InferenceRequest, deadline_seconds_of
 from kvasir_router.service.ledger import Ticket
-from kvasir_router.service.service import Service
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Service, Services
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,15 @@
 """The router's configuration: one frozen dataclass, from which the command line is derived, and one secret.
 
-A field's metadata holds its help text and, where the text form differs from Python's, how it is read.
+A field's metadata holds its help text, the bounds of a number and, where the text form differs from Python's, how it is
+read.
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kvasir_router.errors import ConfigError
 
@@ -71,6 +73,13 @@ def parse_host_port(text: str) -> HostPort:
     return HostPort(match[1].strip("[]"), int(match[2]))
 
 
+def parse_origin(text: str) -> str:
+    """Of `https://chat.example.com`, or `*`."""
+    if re.fullmatch(r"\*|https?://[^/\s]+", text) is None:
+        raise ConfigError(f"{text!r} is no origin; write for example https://chat.example.com")
+    return text
+
+
 def parse_remote_min_tokens(text: str) -> int | None:
     """Of `auto`, which is None, or a number."""
     if text == "auto":
@@ -80,12 +89,29 @@ def parse_remote_min_tokens(text: str) -> int | None:
     return int(text)
 
 
-def _flag(help_text: str, *, read: Callable[[str], Any] | None = None, metavar: str | None = None) -> dict[str, Any]:
-    return {"help": help_text, "read": read, "metavar": metavar}
+ABOVE_ZERO: Final = sys.float_info.min
+"""As the least of a number: 0 is too little."""
+_MOST_PORT: Final = 2**16 - 1
 
 
-def _duration(help_text: str) -> dict[str, Any]:
-    return _flag(help_text, read=parse_duration, metavar="DURATION")
+def _flag(
+    help_text: str,
+    *,
+    read: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+    least: float = 0,
+    most: float = 10**9,
+) -> dict[str, Any]:
+    """`least` and `most` are of a number; those of a duration are seconds."""
+    return {"help": help_text, "read": read, "metavar": metavar, "least": least, "most": most}
+
+
+def _duration(help_text: str, least: float = 0) -> dict[str, Any]:
+    return _flag(help_text, read=parse_duration, metavar="DURATION", least=least)
+
+
+def _size(help_text: str) -> dict[str, Any]:
+    return _flag(help_text, read=parse_size, metavar="SIZE", most=2**60)
 
 
 def router_secret_of(environment: Mapping[str, str]) -> str | None:
@@ -125,10 +151,11 @@ class RouterConfig:
     """
 
     host: str = field(default="127.0.0.1", metadata=_flag("address to listen on; :: takes IPv6 and IPv4"))
-    port: int = field(default=8080, metadata=_flag("port of the OpenAI API; 0 takes a free one"))
+    port: int = field(default=8080, metadata=_flag("port of the OpenAI API; 0 takes a free one", most=_MOST_PORT))
     admin_host: str | None = field(default=None, metadata=_flag("address of probes and metrics (default: --host)"))
     admin_port: int = field(
-        default=9090, metadata=_flag("port of /health, /ready, /metrics, /endpoints, /debug/routing; 0: a free one")
+        default=9090,
+        metadata=_flag("port of /health, /ready, /metrics, /endpoints, /debug/routing; 0: a free one", most=_MOST_PORT),
     )
     policy: PolicyName = field(default="finishTime", metadata=_flag("how an endpoint is chosen"))
     model: str | None = field(
@@ -171,11 +198,13 @@ class RouterConfig:
         ),
     )
     max_in_flight: int = field(
-        default=512, metadata=_flag("requests sent to one endpoint at once; more wait in the queue")
+        default=512, metadata=_flag("requests sent to one endpoint at once; more wait in the queue", least=1)
     )
     max_prefill_queue: float = field(
         default=0.25,
-        metadata=_duration("prefill that an engine may have ahead; where all have more, requests wait in the queue"),
+        metadata=_duration(
+            "prefill that an engine may have ahead; where all have more, requests wait in the queue", least=ABOVE_ZERO
+        ),
     )
     max_queue_size: int = field(default=1000, metadata=_flag("requests held in the queue; more get 429"))
     max_queue_wait: float = field(default=60.0, metadata=_duration("longest time in the queue, then 503"))
@@ -185,6 +214,7 @@ class RouterConfig:
             "prompt tokens that a tenant may send to one router in a minute, in bursts of as many; more get 429 "
             "(default: no limit)",
             metavar="NUM",
+            least=1,
         ),
     )
     tenant_max_in_flight: int | None = field(
@@ -192,6 +222,7 @@ class RouterConfig:
         metadata=_flag(
             "requests that a tenant may have at engines through one router; more wait in the queue (default: no limit)",
             metavar="NUM",
+            least=1,
         ),
     )
     api_keys_file: Path | None = field(
@@ -202,33 +233,37 @@ class RouterConfig:
             read=Path,
         ),
     )
-    max_body_size: int = field(
-        default=64 * 2**20, metadata=_flag("largest request body, then 413", read=parse_size, metavar="SIZE")
-    )
+    max_body_size: int = field(default=64 * 2**20, metadata=_size("largest request body, then 413"))
     max_held_body_size: int = field(
         default=256 * 2**20,
-        metadata=_flag(
+        metadata=_size(
             "request bodies and journals of streams held at once, all together, then 503; journals take half of it at "
-            "most, and have an eighth as much for themselves; 3/8 of the container's memory limit where that is less",
-            read=parse_size,
-            metavar="SIZE",
+            "most, and have an eighth as much for themselves; 5/16 of the container's memory limit where that is less"
         ),
     )
     max_connections: int = field(
-        default=8192, metadata=_flag("client connections held; then the longest idle is closed, or 503")
+        default=8192,
+        metadata=_flag(
+            "client connections held, one for each 160 kB of the container's memory limit at most; then the longest "
+            "idle is closed, or 503",
+            least=1,
+        ),
     )
     max_connections_per_peer: int = field(
-        default=4096, metadata=_flag("the same for one IPv4 address or IPv6 /64; as many as all behind one proxy need")
+        default=4096,
+        metadata=_flag("the same for one IPv4 address or IPv6 /64; as many as all behind one proxy need", least=1),
     )
     cors_origin: tuple[str, ...] = field(
         default=(),
         metadata=_flag(
             "origin of pages whose scripts may use this router, * for all; repeat for more (default: engines decide)",
+            read=parse_origin,
             metavar="ORIGIN",
         ),
     )
     request_timeout: float = field(
-        default=3600.0, metadata=_duration("longest time in which an answer brings nothing, its first byte included")
+        default=3600.0,
+        metadata=_duration("longest time in which an answer brings nothing, its first byte included", least=ABOVE_ZERO),
     )
     sse_keepalive_interval: float = field(
         default=20.0,
@@ -237,16 +272,22 @@ class RouterConfig:
             "head with status 200, so that nothing in front takes its connection for idle; 0: never"
         ),
     )
-    connect_timeout: float = field(default=2.0, metadata=_duration("longest time to connect to an engine"))
+    connect_timeout: float = field(
+        default=2.0, metadata=_duration("longest time to connect to an engine", least=ABOVE_ZERO)
+    )
     retries: int = field(
         default=2, metadata=_flag("further attempts before an answer begins, and each time a stream is lost")
     )
-    prefix_block_size: int = field(default=64, metadata=_flag("tokens in one block of the approximate prefix index"))
+    prefix_block_size: int = field(
+        default=64, metadata=_flag("tokens in one block of the approximate prefix index", least=1)
+    )
     prefix_index_size: int = field(
-        default=32768, metadata=_flag("blocks remembered per endpoint, at most what its KV cache holds")
+        default=32768, metadata=_flag("blocks remembered per endpoint, at most what its KV cache holds", least=1)
     )
     prefix_ttl: float = field(default=1200.0, metadata=_duration("blocks unused this long are forgotten"))
-    bytes_per_token: float = field(default=4.0, metadata=_flag("estimate that turns prompt bytes into tokens"))
+    bytes_per_token: float = field(
+        default=4.0, metadata=_flag("estimate that turns prompt bytes into tokens", least=ABOVE_ZERO)
+    )
     kv_events: KvEventPorts | None = field(
         default=None,
         metadata=_flag(
@@ -258,7 +299,7 @@ class RouterConfig:
     )
     kv_index_size: int = field(
         default=1_000_000,
-        metadata=_flag("blocks remembered from KV events, of all endpoints together; 200 bytes each"),
+        metadata=_flag("blocks remembered from KV events, of all endpoints together; 200 bytes each", least=1),
     )
     peers: HostPort | None = field(
         default=None,
@@ -274,6 +315,7 @@ class RouterConfig:
         metadata=_flag(
             "where prefill engines are asked for the KV of prompts; 0: no engine prefills for another",
             metavar="PORT",
+            most=_MOST_PORT,
         ),
     )
     kv_transfer_protocol: KvTransferProtocolName = field(
@@ -298,17 +340,24 @@ class RouterConfig:
             "where KV is half empty; needs --kv-events"
         ),
     )
-    probe_interval: float = field(default=1.0, metadata=_duration("time between two probes of an endpoint"))
-    probe_timeout: float = field(default=PROBE_LIMITS.timeout, metadata=_duration("longest time for a probe's answer"))
+    probe_interval: float = field(
+        default=1.0, metadata=_duration("time between two probes of an endpoint", least=ABOVE_ZERO)
+    )
+    probe_timeout: float = field(
+        default=PROBE_LIMITS.timeout, metadata=_duration("longest time for a probe's answer", least=ABOVE_ZERO)
+    )
     probe_failures: int = field(
         default=PROBE_LIMITS.failures,
-        metadata=_flag("probes without an answer, one after the other, after which an engine gets no new requests"),
+        metadata=_flag(
+            "probes without an answer, one after the other, after which an engine gets no new requests", least=1
+        ),
     )
     hung_after: float = field(
         default=PROBE_LIMITS.hung_after,
         metadata=_duration(
             "an engine that takes connections and sends no byte for so long is hung: its requests go to others that "
-            "can take them"
+            "can take them",
+            least=ABOVE_ZERO,
         ),
     )
     shutdown_delay: float = field(
@@ -325,6 +374,7 @@ class RouterConfig:
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
 
     def __post_init__(self) -> None:
+        self._check_bounds()
         sources = {
             "--endpoint": bool(self.endpoint or self.prefill_endpoint or self.decode_endpoint),
             "--endpoints-service": self.endpoints_service is not None,
@@ -341,48 +391,25 @@ class RouterConfig:
             raise ConfigError(f"--model-alias {self.model_alias[0]!r} stands for no model; name it with --model")
         if self.prefill_endpoint and not self.decode_endpoint:
             raise ConfigError("--prefill-endpoint alone answers nobody; name who decodes with --decode-endpoint")
-        if not 0 <= self.kv_transfer_port < 2**16:
-            raise ConfigError(f"--kv-transfer-port {self.kv_transfer_port} is no port; write for example 5600")
         self._check_rebalancing()
         for name in ("endpoint", "prefill_endpoint", "decode_endpoint"):
             self._check_base_urls(name)
-        for origin in self.cors_origin:
-            if re.fullmatch(r"\*|https?://[^/\s]+", origin) is None:
-                raise ConfigError(f"--cors-origin {origin!r} is no origin; write for example https://chat.example.com")
         for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
-            self._check_tenant_limit(name)
-        for name in (
-            "max_in_flight",
-            "prefix_block_size",
-            "prefix_index_size",
-            "kv_index_size",
-            "bytes_per_token",
-            "probe_interval",
-            "probe_timeout",
-            "probe_failures",
-            "hung_after",
-            "max_prefill_queue",
-            "max_connections",
-            "max_connections_per_peer",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {getattr(self, name)}")
+            if getattr(self, name) is not None and self.api_keys_file is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is a limit to each tenant, and needs --api-keys-file to tell them apart")
         if self.max_body_size > self.max_held_body_size:
             raise ConfigError(
                 f"--max-body-size {self.max_body_size} is more than --max-held-body-size {self.max_held_body_size}, "
                 "which is for all bodies together"
             )
-        for name in (
-            "port",
-            "admin_port",
-            "max_queue_size",
-            "retries",
-            "shutdown_delay",
-            "shutdown_timeout",
-            "sse_keepalive_interval",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must not be negative, got {getattr(self, name)}")
+
+    def _check_bounds(self) -> None:
+        for each in fields(self):
+            value, least, most = getattr(self, each.name), each.metadata["least"], each.metadata["most"]
+            if isinstance(value, int | float) and not least <= value <= most:  # nan is not
+                expected = f"more than 0 and at most {most:g}" if least == ABOVE_ZERO else f"{least} to {most}"
+                raise ConfigError(f"--{each.name.replace('_', '-')} is {value}: expected {expected}")
 
     def _check_base_urls(self, name: str) -> None:
         for url in getattr(self, name):
@@ -397,12 +424,3 @@ class RouterConfig:
             raise ConfigError("--rebalancing on goes by what engines say of their load; name their ports: --kv-events")
         if not self.kv_transfer_port:
             raise ConfigError("--rebalancing on hands KV over, and --kv-transfer-port 0 forbids that")
-
-    def _check_tenant_limit(self, name: str) -> None:
-        flag, limit = f"--{name.replace('_', '-')}", getattr(self, name)
-        if limit is None:
-            return
-        if limit <= 0:
-            raise ConfigError(f"{flag} must be positive, got {limit}; leave it out for no limit")
-        if self.api_keys_file is None:
-            raise ConfigError(f"{flag} {limit} is a limit to each tenant, and needs --api-keys-file to tell them apart")

@@ -20,8 +20,7 @@ from kvasir_router.metrics import Metrics
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
 from kvasir_router.service.registry import EndpointState
 from kvasir_router.service.series import ServiceCollector
-from kvasir_router.service.service import Service
-from kvasir_router.service.services import DedicatedService, Services
+from kvasir_router.service.service import DedicatedService, Service, Services
 
 logger = logging.getLogger(__name__)
 

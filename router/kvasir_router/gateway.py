@@ -14,8 +14,7 @@ from kvasir_router.endpoints.inference_services import InferenceService, claims
 from kvasir_router.endpoints.objects import ObjectKey
 from kvasir_router.errors import MissingModelError, UnknownModelError
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
-from kvasir_router.service.service import Service
-from kvasir_router.service.services import Follow, Services
+from kvasir_router.service.service import Follow, Service, Services
 
 
 class Gateway(Services):

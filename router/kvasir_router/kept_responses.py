@@ -17,8 +17,7 @@ from kvasir_router.errors import BadGatewayError, ResponseNotFoundError
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER, TENANT_HEADER
 from kvasir_router.service.registry import Endpoint
-from kvasir_router.service.service import Service
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Service, Services
 
 logger = logging.getLogger(__name__)
 PATHS = {

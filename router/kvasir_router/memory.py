@@ -1,8 +1,8 @@
 """What the router may hold, within the memory limit of its container: at the limit the kernel ends it, and every stream
 with it.
 
-Parts of the limit are for what grows with the load; the rest, a fourth, is for the program, connections and what bodies
-take while they are read.
+Parts of the limit are for what grows with the load; the rest, a fourth, is for the program and what bodies take while
+they are read.
 """
 
 import dataclasses
@@ -15,8 +15,10 @@ from kvasir_router.prefix_index.approximate import PrefixMemory
 logger = logging.getLogger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
-_BODIES, _KV_INDEX, _PREFIXES, _TEXTS = 3 / 8, 3 / 16, 1 / 8, 1 / 16
+_BODIES, _KV_INDEX, _PREFIXES, _TEXTS, _CONNECTIONS, _UNREAD = 5 / 16, 1 / 8, 1 / 16, 1 / 16, 1 / 8, 1 / 16
 _KV_BLOCK_BYTES = 200
+_CONNECTION_BYTES = 20_000
+"""With a stream on it, and the one of the engine: 17 kB were measured."""
 TEXT_CACHE_BYTES = 64 * 2**20
 
 
@@ -40,6 +42,7 @@ def within_limit(config: RouterConfig, limit_bytes: int | None) -> RouterConfig:
         max_held_body_size=held,
         max_body_size=min(config.max_body_size, held),
         kv_index_size=min(config.kv_index_size, max(int(_KV_INDEX * limit_bytes) // _KV_BLOCK_BYTES, 1)),
+        max_connections=min(config.max_connections, max(int(_CONNECTIONS * limit_bytes) // _CONNECTION_BYTES, 1)),
     )
 
 
@@ -50,3 +53,8 @@ def prefix_memory(limit_bytes: int | None) -> PrefixMemory:
 def text_cache_bytes(limit_bytes: int | None) -> int:
     """Of texts and their tokens."""
     return TEXT_CACHE_BYTES if limit_bytes is None else min(TEXT_CACHE_BYTES, int(_TEXTS * limit_bytes))
+
+
+def most_unread_bytes(limit_bytes: int | None) -> int | None:
+    """Of answers that clients have yet to take."""
+    return None if limit_bytes is None else int(_UNREAD * limit_bytes)

@@ -6,8 +6,8 @@ What engines make of a body is theirs to say, and their answers pass through: th
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvasir_router.admission.queued_request import DEADLINE_HEADER
 from kvasir_router.dialects.dialect import Dialect
+from kvasir_router.request import DEADLINE_HEADER
 
 _REFUSALS: Mapping[int, str] = {
     400: "The body is not a JSON object, or a header is wrong.",

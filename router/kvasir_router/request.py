@@ -4,6 +4,7 @@ What a body says is read by its dialect; how a prompt is cut and hashed is the i
 untouched. Only a model's alias, which no engine knows, is replaced by the model's own name.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
@@ -11,10 +12,11 @@ import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from kvasir_router.dialects.dialect import Dialect, Prompt, RoutingFields, body_of, is_too_much, members_of, with_member
-from kvasir_router.errors import MalformedRequestError
+from kvasir_router.errors import InvalidDeadlineError, MalformedRequestError
 from kvasir_router.prefix_index.index import PrefixIndex, PrefixKey
 
 Work = Callable[[], Prompt | None]
+DEADLINE_HEADER = "x-kvasir-deadline-seconds"
 _SESSION_HEADER = b"x-session-id"
 # Of a prompt whose client names no session: as much as tells conversations apart, and does not grow with them.
 _SESSION_PROMPT_BYTES = 1024
@@ -71,6 +73,22 @@ def read_fields(dialect: Dialect, body: bytes) -> RoutingFields:
 def model_of(fields: RoutingFields) -> str | None:
     """As the client has called it."""
     return fields.model if isinstance(fields.model, str) else None
+
+
+def deadline_seconds_of(raw_headers: Iterable[tuple[bytes, bytes]]) -> float | None:
+    """None where the client sets none. Raises InvalidDeadlineError (400)."""
+    value = next((value for name, value in raw_headers if name == DEADLINE_HEADER.encode()), None)
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidDeadlineError(
+            f"{DEADLINE_HEADER}: {value.decode('latin-1')!r} is not a positive number of seconds; write for example 2.5"
+        )
+    return seconds
 
 
 async def _at_once(work: Work) -> Prompt | None:

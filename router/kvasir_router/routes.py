@@ -21,22 +21,16 @@ from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.dialects.messages import CountTokens, Messages
 from kvasir_router.dialects.openai import OpenAIErrors
 from kvasir_router.dialects.responses import Responses
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Scores, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from kvasir_router.kept_responses import PATHS, KeptResponses
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 
 logger = logging.getLogger(__name__)
-_OTHER_MAKES = (
-    "/v1/rerank",
-    "/v1/score",
-    "/classify",
-    "/pooling",
-    "/rerank",
-    "/score",
-)
+_CLASSES = ("/pooling", "/classify", "/v1/classify")
+_SCORES = ("/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank")
 DIALECTS: Mapping[str, Dialect] = {
     "/v1/chat/completions": Chat(),
     "/v1/completions": Completions(),
@@ -46,7 +40,8 @@ DIALECTS: Mapping[str, Dialect] = {
     "/v1/responses": Responses(),
     "/tokenize": Tokenize(),
     "/detokenize": Tokenize(),
-    **{path: Passthrough(path) for path in _OTHER_MAKES},
+    **{path: Embeddings(path) for path in _CLASSES},
+    **{path: Scores(path) for path in _SCORES},
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
 _UNKNOWN_API = OpenAIErrors()

@@ -27,7 +27,7 @@ from kvasir_router.config import RouterConfig, gateway_secret_of, router_secret_
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.discovery import Kubernetes, discovering
 from kvasir_router.kept_responses import KeptResponses
-from kvasir_router.memory import memory_limit_bytes, within_limit
+from kvasir_router.memory import memory_limit_bytes, most_unread_bytes, within_limit
 from kvasir_router.metrics import Metrics
 from kvasir_router.relay.body import BodyBudget
 from kvasir_router.relay.http_protocol import Forwarding
@@ -39,7 +39,7 @@ from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
 from kvasir_router.service.series import DemandCollector, RebalancingCollector, WakeCollector
-from kvasir_router.service.services import Services
+from kvasir_router.service.service import Services
 from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
@@ -176,7 +176,10 @@ async def running(
         kept_responses = KeptResponses(found.services, parts.api_keys, session)
         app = create_app(found.services, parts.api_keys, kept_responses, lambda: router.is_stopping, config.cors_origin)
         wanted = ConnectionLimits(config.max_connections, config.max_connections_per_peer)
-        connections = Connections(wanted.within(most_descriptors(), per_connection=2))  # one of an engine each
+        connections = Connections(
+            wanted.within(most_descriptors(), per_connection=2),  # one of an engine each
+            most_unread_bytes(tuning.memory_limit_bytes),
+        )
         metrics.observe_connections(lambda: len(connections))
         await stack.enter_async_context(
             http_server(

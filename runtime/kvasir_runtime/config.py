@@ -25,6 +25,17 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerConfig:
+    """The JSON object of `--pooler-config`, with vLLM's keys; unknown ones are errors."""
+
+    pooling_type: Literal["LAST", "MEAN", "CLS"] | None = None
+    """Of which tokens' hidden states a vector is the mean: the last, all, the first. None: as the checkpoint says."""
+    use_activation: bool | None = None
+    """Whether vectors get length 1, and scores become probabilities, unless a request says otherwise. None: as the
+    checkpoint says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     model: str = option(
         "folder of a Hugging Face checkpoint (config.json, safetensors, tokenizer); or ORG/NAME or "
@@ -35,6 +46,23 @@ class ModelConfig:
         "names that clients use, the first is reported; default: the folder's name, or ORG/NAME", default=()
     )
     tokenizer: str | None = option("folder of the tokenizer; default: the model's", default=None)
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "what prompts are for: generate continues them, pooling makes a vector of each (embeddings, scores, classes); "
+        "auto: what the checkpoint is for",
+        default="auto",
+    )
+    convert: Literal["auto", "embed", "classify"] = option(
+        "which vector a pooling model makes: an embedding, or scores, which a generating model tells by its logits of "
+        "yes and no; auto: what the checkpoint is for",
+        default="auto",
+    )
+    pooler_config: PoolerConfig | None = option(
+        'JSON: {"pooling_type": "LAST" | "MEAN" | "CLS", "use_activation": BOOL}; default: what the checkpoint says',
+        default=None,
+    )
+    hf_overrides: dict[str, Any] | None = option(
+        "JSON object that is read over config.json; default: nothing", default=None
+    )
     chat_template: str | None = option("file with a Jinja chat template; default: the tokenizer's", default=None)
     tool_call_parser: str | None = option(
         "how the model writes calls of tools, by vLLM's name; none: they are text; default: what its template shows",

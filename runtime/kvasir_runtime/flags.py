@@ -105,6 +105,8 @@ def _add_flag(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
         options.update(type=_integers, metavar="N,N,...")
     elif get_origin(value_type) is tuple:
         options.update(nargs="+", type=_names, metavar="NAME")
+    elif get_origin(value_type) is dict:
+        options.update(type=_json_object, metavar="JSON")
     elif dataclasses.is_dataclass(value_type):
         options.update(type=lambda text: _from_json(text, value_type), metavar="JSON")
     else:
@@ -125,6 +127,13 @@ def _names(text: str) -> list[str]:
         return msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON list of strings: {error}") from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object: {error}") from error
 
 
 def _from_json(text: str, kind: Any) -> Any:

@@ -3,14 +3,16 @@ shows the sum of all. Nothing is decided by what is counted here.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from kvasir_runtime.metric_families import Distribution, Keys
 from kvasir_runtime.requests.outputs import FinishReason
 from kvasir_runtime.shared_rows import SharedRows
 
+Keys = tuple[str, ...]
+"""Values of a family's further labels."""
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 # Bounds as vLLM's dashboards know them, some to the letter; token times with finer ones for small models.
 _FIRST_TOKEN = (
@@ -33,6 +35,10 @@ HTTP_METHODS = {
     "/v1/messages": "POST",
     "/v1/messages/count_tokens": "POST",
     "/v1/responses": "POST",
+    "/v1/embeddings": "POST",
+    "/v1/score": "POST",
+    "/v1/rerank": "POST",
+    "/classify": "POST",
     "/v1/models": "GET",
     "/tokenize": "POST",
     "/detokenize": "POST",
@@ -42,19 +48,26 @@ STATUS_CLASSES = ("2xx", "4xx", "5xx")
 
 
 @dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram shows: a count per bucket, of which the last has no bound. No counts: nothing came yet."""
+
+    bounds: Sequence[float]
+    counts: Sequence[float]
+    sum: float
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Bounds are written as Python's floats, as dashboards quote them."""
+        names = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        return list(zip(names, accumulate(self.counts or [0] * len(names)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """Where one histogram lies in a row: a count per bucket (the last is unbounded), then the sum."""
 
     start: int
     bounds: tuple[float, ...]
-
-    @property
-    def sum_slot(self) -> int:
-        return self.start + len(self.bounds) + 1
-
-    @property
-    def end(self) -> int:
-        return self.sum_slot + 1
+    sum_slot: int
 
     def read(self, rows: SharedRows) -> Distribution:
         """Of all rows."""
@@ -64,9 +77,9 @@ class Histogram:
 
 def _in_a_row(start: int, *bounds: tuple[float, ...]) -> Iterator[Histogram]:
     for each in bounds:
-        histogram = Histogram(start, each)
+        histogram = Histogram(start, each, sum_slot=start + len(each) + 1)
         yield histogram
-        start = histogram.end
+        start = histogram.sum_slot + 1
 
 
 # The layout of a row.
@@ -77,7 +90,7 @@ _HISTOGRAMS = STATUSES + len(HTTP_METHODS) * len(STATUS_CLASSES)
 TTFT, ITL, TPOT, E2E, QUEUE, PREFILL, DECODE, PROMPT, COMPUTED, GENERATED, MOST_GENERATED, *HTTP = _in_a_row(
     _HISTOGRAMS, _FIRST_TOKEN, _TOKEN, _TOKEN, *[_REQUEST] * 4, *[_NUM_TOKENS] * 4, *[_HTTP] * len(HTTP_METHODS)
 )
-ROW_SLOTS = HTTP[-1].end
+ROW_SLOTS = HTTP[-1].sum_slot + 1
 
 
 def status_slot(route: int, status_class: str) -> int:
@@ -110,14 +123,15 @@ class RequestMetrics:
         self._observe(QUEUE, queue_seconds)
         self._observe(PREFILL, prefill_seconds)
 
-    def first_token(self, seconds: float) -> None:
+    def first_tokens(self, num_tokens: int, seconds: float) -> None:
+        """Of a sequence, `seconds` after its request's arrival."""
+        self._row[GENERATION_TOKENS] += num_tokens
         self._observe(TTFT, seconds)
 
-    def next_token(self, seconds: float) -> None:
-        self._observe(ITL, seconds)
-
-    def generated(self, num_tokens: int) -> None:
+    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+        """`seconds` after those before them."""
         self._row[GENERATION_TOKENS] += num_tokens
+        self._observe(ITL, seconds)
 
     def finished(self, reason: FinishReason, seconds: float) -> None:
         """A sequence, after `seconds` from its arrival."""

@@ -24,9 +24,9 @@ class SharedRows:
     def row(self, index: int) -> "memoryview[float]":
         return self._slots[index * self._num_slots : (index + 1) * self._num_slots]
 
-    def column(self, slot: int) -> list[float]:
-        """Of all rows."""
-        return list(self._slots[slot :: self._num_slots])
+    def column(self, slot: int) -> "memoryview[float]":
+        """Of all rows, as it is whenever it is looked at."""
+        return self._slots[slot :: self._num_slots]
 
     def total(self, slot: int) -> float:
         return float(sum(self.column(slot)))

@@ -1,7 +1,8 @@
 """Every value of the chart has a description and a schema, and the README shows them as they are."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,14 @@ from tests.charts.chart_values import SCHEMA, SCHEMA_TEXT, VALIDATOR, VALUES, VA
 
 from kvasir_operator.api.defaults import InstallationDefaults
 from kvasir_operator.api.parse import parse_group
+from kvasir_operator.cli import main
 from kvasir_operator.errors import InvalidManifestError
+from kvasir_operator.settings import OperatorSettings
+from kvasir_router.cli import parse_arguments
+from kvasir_router.config import RouterConfig
 
+SOME_SERVICE = CHART.parents[1] / "examples" / "quickstart.yaml"
+DEFINITIONS = {"definitions": SCHEMA["definitions"]}
 CI_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 
@@ -192,13 +199,18 @@ def test_what_the_schema_accepts_the_operator_takes(group: str) -> None:
     ("values", "is_valid"),
     [
         ({"enabled": True, "global": {"imageRegistry": "a"}}, True),
-        ({"operator": {"extraArgs": ["--retry-max-seconds=60", "--no-network-policies"]}}, True),
+        ({"operator": {"extraArgs": ["--retry-max-seconds=60", "--lease-seconds=30"]}}, True),
+        ({"operator": {"extraArgs": ["--no-network-policies"]}}, False),  # the template's own
+        ({"operator": {"extraArgs": ["--workers=4"]}}, False),
         ({"operator": {"extraArgs": ["--retry-max-seconds=soon"]}}, False),
         ({"operator": {"extraArgs": ["--retry"]}}, False),
         ({"operator": {"workers": 1e9}}, False),
         ({"operator": {"env": [{"name": "A", "value": 1}]}}, False),
         ({"gateway": {"extraArgs": ["--max-connections=16384"]}}, True),
         ({"gateway": {"extraArgs": ["--max-connections"]}}, False),
+        ({"gateway": {"extraArgs": ["--max-queue-wait=5m", "--max-body-size=16Mi", "--bytes-per-token=3.50"]}}, True),
+        ({"gateway": {"extraArgs": ["--port=8081"]}}, False),
+        ({"gateway": {"extraArgs": ["--model=llama"]}}, False),
         ({"prometheus": {"url": "https://user:password@example.com"}}, False),
         ({"prometheus": {"url": "http://["}}, False),
         ({"prometheus": {"url": "http://[fd00::1]:9090/select/0/prometheus"}}, True),
@@ -219,6 +231,38 @@ def test_what_the_schema_accepts_the_operator_takes(group: str) -> None:
 )
 def test_the_schema_refuses_by_its_place_what_would_stop_a_pod(values: dict[str, Any], is_valid: bool) -> None:
     assert chart_values.is_valid(values) is is_valid
+
+
+ODD_TEXTS = (
+    *("0", "1", "2", "3", "9", "10", "65535", "65536", "70000", "1000000", "1000001", "1000000000", "1000000001"),
+    *("9" * 6, "9" * 9, "9" * 18, "9" * 30, "9" * 400, "-1", "+1", "01", "1e3", "1_000", "0x1", "nan", "inf"),
+    *("0.0", "0.5", "0.50", "1.5", ".5", "1.", f"0.{'0' * 400}1", f"1.{'9' * 30}", "0.000000001"),
+    *("0s", "5s", "0ms", "0.001ms", "5m", "1.5h", "99999h", "100000h", "9999999m", "99999999m", "5 s", "5d", "1h30m"),
+    *("0Mi", "16Mi", "16mi", "999999999Gi", "9999999999Gi", "1.5Gi", "1T"),
+    *("", " ", "auto", "on", "off", "true", "debug", "info", "kvasir", "vllm", "leastWork", "random"),
+    *("*", "https://a.example", "https://a.example/b", "a.example", "5557:5558", "a:1"),
+)
+GATEWAY_FLAGS = ["serve", "--gateway=*", "--kv-events=5557:5657", "--peers=gateway-peers:5559"]
+# One body is at most as large as all.
+BESIDE = {"--max-held-body-size": ["--max-body-size=0"], "--max-body-size": [f"--max-held-body-size={2**60}"]}
+FLAG_READERS: dict[str, tuple[type, Callable[[str], Any]]] = {
+    "operator": (OperatorSettings, lambda flag: main(["render", flag, str(SOME_SERVICE)])),
+    "gateway": (
+        RouterConfig,
+        lambda flag: parse_arguments([*GATEWAY_FLAGS, flag, *BESIDE.get(flag.partition("=")[0], [])]),
+    ),
+}
+
+
+@pytest.mark.parametrize("pod", FLAG_READERS)
+def test_the_flags_that_the_schema_accepts_start_the_pod(pod: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config, read = FLAG_READERS[pod]
+    validator = VALIDATOR.evolve(schema={**SCHEMA["properties"][pod]["properties"]["extraArgs"], **DEFINITIONS})
+    flags = (f"--{each.name.replace('_', '-')}={text}" for each in fields(config) for text in ODD_TEXTS)
+    accepted = [flag for flag in flags if validator.is_valid([flag])]
+    assert len(accepted) > 40
+    for flag in accepted:
+        assert read(flag) != 2, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", CI_FILES, ids=lambda file: file.stem)

@@ -1,19 +1,22 @@
 """The operator tells the other two programs everything by flags; they must understand every flag that it writes."""
 
+import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from tests.contract.rendered import FIELDS, SETTINGS, router_config, runtime_configs, service_with
 
+from kvasir_operator.api.engine_flags import ENGINE_FLAGS
 from kvasir_operator.api.manifests import load_services
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_router.config import HostPort, KvEventPorts, PolicyName
+from kvasir_runtime.cli import main
 from kvasir_runtime.config import check_values
-from kvasir_runtime.engine.event_publisher import at_rank
+from kvasir_runtime.engine.router_feed import at_rank
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 # Every field that becomes a flag, set to something else than its default.
@@ -53,6 +56,13 @@ def test_the_runtime_understands_the_engine_pods_flags(example: Path) -> None:
 
     assert configs
     assert {(config.server.host, config.server.port) for config in configs} == {("::", 8000)}
+
+
+def test_the_operator_knows_the_engines_flags_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    listed = re.findall(r"^  (-.*)", capsys.readouterr().out, re.MULTILINE)
+    assert set(re.findall(r"--[a-z][a-z0-9-]*", " ".join(listed))) == ENGINE_FLAGS, "run make generate"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

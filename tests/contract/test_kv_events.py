@@ -8,8 +8,8 @@ import pytest
 import zmq
 
 from kvasir_runtime.config import KvEventsConfig
-from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.load_report import LoadReport
+from kvasir_runtime.engine.router_feed import EventPublisher
 from kvasir_runtime.kv_cache.blocks import hash_blocks
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache

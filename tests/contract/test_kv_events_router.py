@@ -24,8 +24,8 @@ from kvasir_router.prefix_index.subscriber import Timing
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.load_report import LoadReport
 from kvasir_runtime.config import KvEventsConfig
-from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.load_report import LoadReport as EngineLoadReport
+from kvasir_runtime.engine.router_feed import EventPublisher
 from kvasir_runtime.kv_cache.blocks import SequenceBlocks
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache

@@ -111,6 +111,11 @@ class ControlPlane:
         """Apply a CustomResourceDefinition and wait until its kind is served."""
         self.wait_until_served(self.apply(manifest)["metadata"]["name"])
 
+    def remove_crd(self, name: str) -> None:
+        """And wait until it has gone: whoever installs it next would find the one that goes."""
+        self.request("delete", f"{CRDS}/{name}")
+        wait_until(lambda: not self.exists(f"{CRDS}/{name}"), 30, f"CRD {name} to go")
+
     def wait_until_served(self, crd: str) -> None:
         """The kind of a CustomResourceDefinition that exists; raises TimeoutError after 20 s."""
         wait_until(lambda: is_established(self.request("get", f"{CRDS}/{crd}")), 20, f"CRD {crd} to be established")

@@ -12,9 +12,10 @@ from tests.controlplane.processes import ControlPlaneError
 
 BUILD = Path(__file__).parents[2] / "e2e" / "cluster" / "build"
 ETCD_PORT, ETCD_PEER_PORT, API_PORT = 2379, 2380, 6443
-# What services need of Kubernetes. All others only cost time; and node-lifecycle-controller would declare nodes dead,
-# whose leases no kubelet renews, and evict their pods after a minute.
+# What services, and the rights of who may see them, need of Kubernetes. All others only cost time; and
+# node-lifecycle-controller would declare nodes dead, whose leases no kubelet renews, and evict their pods in a minute.
 CONTROLLERS = (
+    "clusterrole-aggregation-controller",
     "deployment-controller",
     "disruption-controller",
     "endpointslice-controller",

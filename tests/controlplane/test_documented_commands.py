@@ -18,7 +18,7 @@ from tests.docs.commands import ROOT, Command, documented
 
 from kvasir_operator.api.labels import role_selector, selector_text
 
-from .control_plane import CRDS, ControlPlane
+from .control_plane import ControlPlane
 from .fake_node import register_node
 from .operator_process import PROGRAM, running_operator
 from .programs import program_directory
@@ -111,7 +111,7 @@ def terminal(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
             control_plane.delete_namespace(NAMESPACE)
     finally:
         control_plane.delete_namespace(SYSTEM)
-        control_plane.request("delete", f"{CRDS}/{POD_MONITOR_CRD['metadata']['name']}")  # type: ignore[index]
+        control_plane.remove_crd(POD_MONITOR_CRD["metadata"]["name"])
 
 
 def filled(command: Command, terminal: Terminal) -> str:

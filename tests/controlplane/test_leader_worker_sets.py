@@ -121,7 +121,8 @@ def test_a_worker_that_fails_has_its_whole_group_made_anew_and_that_once(
     struck = of_group(pods, 0)
     report_failed(control_plane, struck[1], "error: rank 1 is lost")
     writes = reconcile(control_plane, namespace).writes
-    assert writes[:3] == [("patch", "LeaderWorkerSet"), ("delete", "Pod"), ("delete", "Pod")]
+    # The leader; garbage collection may be faster with the worker, whose deletion is then no write of ours.
+    assert writes[:2] == [("patch", "LeaderWorkerSet"), ("delete", "Pod")]
     after = settle(control_plane, namespace, 2)
     assert not uids(struck) & uids(after)
     assert uids(of_group(pods, 1)) <= uids(after)

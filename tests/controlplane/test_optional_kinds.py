@@ -7,13 +7,13 @@ from kubernetes.dynamic.exceptions import TooManyRequestsError
 
 from kvasir_operator.kube.kinds import POD_MONITOR
 
-from .control_plane import CRDS, ControlPlane
+from .control_plane import ControlPlane
 from .operator_process import forked_operator
 from .processes import wait_until
 from .reconciling import manifest, path_of
 
 # As the Prometheus operator's, but for the schema.
-POD_MONITOR_CRD = {
+POD_MONITOR_CRD: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": f"{POD_MONITOR.plural}.{POD_MONITOR.group}"},
@@ -57,6 +57,6 @@ def test_a_crd_that_is_installed_while_the_operator_runs_is_used_and_may_go_agai
             control_plane.request("delete", path_of(POD_MONITOR, namespace, name))
             wait_until(lambda: control_plane.exists(path_of(POD_MONITOR, namespace, name)), 30, "it to be put back")
         finally:
-            control_plane.request("delete", f"{CRDS}/{POD_MONITOR_CRD['metadata']['name']}")  # type: ignore[index]
+            control_plane.remove_crd(POD_MONITOR_CRD["metadata"]["name"])
         assert operator.word_after("the cluster no longer serves ") == POD_MONITOR.kind
         operator.wait_until_ready()

@@ -14,7 +14,7 @@ from kvasir_operator.desired.objects import CurrentRevision, desired_objects, de
 from kvasir_operator.kube.kinds import LEADER_WORKER_SET, POD_MONITOR, STATEFUL_SET, Kind
 from kvasir_operator.settings import OperatorSettings
 
-from .control_plane import CRDS, ControlPlane
+from .control_plane import ControlPlane
 from .processes import wait_until
 from .reconciling import path_of
 from .test_optional_kinds import POD_MONITOR_CRD
@@ -121,12 +121,11 @@ def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespa
 @pytest.fixture
 def pod_monitors(control_plane: ControlPlane, namespace: str) -> Iterator[None]:
     """The kind is served for the test's time."""
-    path, crd = path_of(POD_MONITOR, namespace), f"{CRDS}/{POD_MONITOR_CRD['metadata']['name']}"  # type: ignore[index]
+    path = path_of(POD_MONITOR, namespace)
     control_plane.install_crd(POD_MONITOR_CRD)
     wait_until(lambda: is_served(control_plane, path), 30, "PodMonitors to be served")
     yield
-    control_plane.request("delete", crd)
-    wait_until(lambda: not control_plane.exists(crd), 30, "the CRD to go")
+    control_plane.remove_crd(POD_MONITOR_CRD["metadata"]["name"])
 
 
 def is_served(control_plane: ControlPlane, path: str) -> bool:

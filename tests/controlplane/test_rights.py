@@ -45,9 +45,7 @@ def pod_monitors(control_plane: ControlPlane) -> Iterator[None]:
     """The kind is served while the test runs."""
     control_plane.install_crd(POD_MONITOR_CRD)
     yield
-    path = f"{CRDS}/{POD_MONITOR_CRD['metadata']['name']}"  # type: ignore[index]
-    control_plane.request("delete", path)
-    wait_until(lambda: not control_plane.exists(path), 30, "the CRD of PodMonitors to go")
+    control_plane.remove_crd(POD_MONITOR_CRD["metadata"]["name"])
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvasir_runtime.config import KvEventsConfig
-from kvasir_runtime.engine.event_publisher import EventPublisher
+from kvasir_runtime.engine.router_feed import EventPublisher
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kv-events.md").read_text()

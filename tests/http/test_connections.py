@@ -35,6 +35,20 @@ def test_as_many_as_allowed_are_served() -> None:
     assert fates(*opened(connections, "a", "a", "b")) == ["served"] * 3
 
 
+def test_who_has_not_read_for_the_longest_is_cut_off_once_all_have_too_much_unread() -> None:
+    connections = Connections(ConnectionLimits(total=9, per_peer=9), most_unread_bytes=250)
+    first, second, third, fourth = opened(connections, "a", "b", "c", "d")
+    for slow in (first, second):
+        connections.held_back(slow, 100)
+    connections.taken(first)
+    for slow in (third, fourth):
+        connections.held_back(slow, 100)
+    assert fates(first, second, third, fourth) == ["served", "closed", "served", "served"]
+    connections.closed(third)
+    connections.held_back(first, 150)
+    assert fates(first, fourth) == ["served", "served"]
+
+
 def test_one_more_makes_the_longest_idle_close() -> None:
     connections = Connections(ConnectionLimits(total=2, per_peer=9))
     assert fates(*opened(connections, "a", "b", "c")) == ["closed", "served", "served"]

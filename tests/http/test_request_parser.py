@@ -2,7 +2,7 @@
 
 import sys
 
-from kvasir_http.request_parser import RequestParser
+from kvasir_http.connections import RequestParser
 
 OFFER = b"GET /%d HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 

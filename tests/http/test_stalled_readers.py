@@ -11,11 +11,11 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.http.one_connection import GET, Answering, Server, until
 
-from kvasir_http.connections import ClientLimits, ClientTransport
+from kvasir_http.connections import UNCOUNTED_BYTES, ClientLimits, ClientTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 CLOSING = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
-FULL, A_LITTLE = 1_000_000, 40_000
+FULL, A_LITTLE = 1_000_000, 11_000
 """Bytes of an answer: many more than are buffered, and too few for anybody but the transport to wait for."""
 IMPATIENT = ClientLimits(reader_seconds=0.3)
 READER_BYTES = ClientLimits().reader_bytes
@@ -75,7 +75,7 @@ async def test_a_client_that_ends_its_side_and_does_not_read_is_not_waited_for_e
 async def test_who_answers_learns_at_once_that_its_client_has_ended_its_side() -> None:
     app = Stream()
     async with Server(app).connected(GET) as client:
-        await until(lambda: client.transport.get_write_buffer_size() > A_LITTLE)
+        await until(lambda: client.transport.get_write_buffer_size() > UNCOUNTED_BYTES)
         client.end_sending()
         await until(lambda: app.has_left)
 

@@ -134,7 +134,13 @@ def test_unknown_flags_and_values_end_with_status_2(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "expected"), [("--workers", "0", "a number above 0"), ("--lease-seconds", "2", "3 or more")]
+    ("flag", "value", "expected"),
+    [
+        ("--workers", "0", "1 to 1000"),
+        ("--lease-seconds", "2", "3 to 1000000"),
+        ("--port", "65536", "0 to 65535"),
+        ("--resync-seconds", "nan", "more than 0 and at most 1000000"),
+    ],
 )
 def test_a_setting_out_of_bounds_ends_with_status_2(
     flag: str, value: str, expected: str, capsys: pytest.CaptureFixture[str]

@@ -34,6 +34,7 @@ from kvasir_operator.kube.kinds import (
     object_key,
 )
 from kvasir_operator.observe.observe import Observed
+from kvasir_operator.rollout.observed import observe_workloads
 from kvasir_operator.settings import OperatorSettings
 
 from .cluster_objects import NOW, member, service, stored
@@ -78,7 +79,7 @@ def decision(
     now: str = NOW,
 ) -> Decision:
     observed = Observed(children, tuple(pods))
-    step = next_step(wanted, observed, "uid-1", now)
+    step = next_step(wanted, observed, observe_workloads(observed, "uid-1", now))
     return decide(wanted, observed, service(), step, None, now, work or {})
 
 

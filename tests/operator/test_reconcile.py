@@ -106,6 +106,7 @@ def test_a_spec_that_does_not_hold_is_reported_and_the_children_stay() -> None:
     kube = kube_with({"model": {"source": "nonsense"}})
     running = deployment()
     running["metadata"]["ownerReferences"] = [owner()]
+    running["spec"]["template"]["spec"] = {"containers": []}
     kube.objects[("Deployment", "models", "llama-serve")] = running
     assert reconcile(kube) == Outcome()
     (degraded,) = (each for each in stored_status(kube)["conditions"] if each["type"] == "Degraded")
@@ -113,6 +114,20 @@ def test_a_spec_that_does_not_hold_is_reported_and_the_children_stay() -> None:
     assert "spec.model.source" in degraded["message"]
     assert [role["role"] for role in stored_status(kube)["roles"]] == ["serve"]
     assert {verb for verb, _ in kube.writes} == {"create", "apply status"}  # the Event and the status
+
+
+def test_what_pods_need_is_made_again_while_the_spec_does_not_hold() -> None:
+    kube = kube_with(SPEC)
+    reconcile(kube)
+    [(_, namespace, name)] = [key for key in kube.objects if key[0] == "Deployment" and "serve" in key[2]]
+    made = kube.objects.pop(("Service", namespace, name))
+    kube.objects[(INFERENCE_SERVICE.kind, *KEY)]["spec"] = {"model": {"source": "nonsense"}}
+    reconcile(kube)
+    assert kube.objects[("Service", namespace, name)]["spec"] == made["spec"]
+    assert f"created Service {name}" in [each.get("message") for each in kube.objects.values()]
+    kube.writes.clear()
+    reconcile(kube)
+    assert kube.writes == []
 
 
 def test_an_invalid_spec_is_not_reported_twice() -> None:

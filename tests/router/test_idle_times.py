@@ -49,7 +49,7 @@ class Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
-    write_eof = abort = pause_reading = resume_reading = lambda *_: None
+    write_eof = abort = pause_reading = resume_reading = set_write_buffer_limits = lambda *_: None
 
 
 def connected(

@@ -41,12 +41,6 @@ def test_the_decode_body_is_the_clients_bytes_with_one_member_more(body: bytes) 
     assert len(written) <= len(body) + len(PARAMS) + len(b',"kv_transfer_params":')
 
 
-def test_without_params_the_decode_body_is_the_very_same() -> None:
-    body = b'{"model":"m"} '
-    [piece] = decode_body(body, None)
-    assert piece is body
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

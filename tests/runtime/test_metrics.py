@@ -36,13 +36,13 @@ STATS = SchedulerStats(
 def test_totals_are_those_of_all_processes(tmp_path: Path) -> None:
     rows = [request_rows(tmp_path, 2) for _ in range(2)]  # each process maps the file itself
     for index in range(2):
-        RequestMetrics(rows[index].row(index)).generated(5 + index)
+        RequestMetrics(rows[index].row(index)).next_tokens(5 + index, 0.1)
     assert [each.total(GENERATION_TOKENS) for each in rows] == [11, 11]
 
 
 def test_no_two_series_share_a_slot() -> None:
     named = [each for each in vars(request_metrics).values() if isinstance(each, Histogram)]
-    histograms = [slot for each in (*named, *request_metrics.HTTP) for slot in range(each.start, each.end)]
+    histograms = [slot for each in (*named, *request_metrics.HTTP) for slot in range(each.start, each.sum_slot + 1)]
     routes = range(len(request_metrics.HTTP_METHODS))
     statuses = [status_slot(route, each) for route in routes for each in request_metrics.STATUS_CLASSES]
     finished = range(request_metrics.FINISHED, request_metrics.FINISHED + len(request_metrics.FINISH_REASONS))
@@ -55,7 +55,7 @@ def test_no_two_series_share_a_slot() -> None:
 )
 def test_value_falls_into_the_bucket_that_it_does_not_exceed(tmp_path: Path, seconds: float, first_bucket: str) -> None:
     rows = request_rows(tmp_path, 1)
-    RequestMetrics(rows.row(0)).first_token(seconds)
+    RequestMetrics(rows.row(0)).first_tokens(1, seconds)
     collector = MetricsCollector("tiny", rows, lambda: EngineView(ready=None, stats=None))
     [family] = [each for each in collector.collect() if each.name == "kvasir_time_to_first_token_seconds"]
     counted = [sample.labels["le"] for sample in family.samples if "le" in sample.labels and sample.value == 1]
@@ -121,8 +121,8 @@ def test_a_prompt_counts_once_whatever_the_number_of_its_sequences(tmp_path: Pat
     rows = request_rows(tmp_path, 1)
     metrics = RequestMetrics(rows.row(0))
     metrics.began(7, 3)
-    metrics.first_token(0.1)
-    metrics.first_token(0.1)
+    metrics.first_tokens(1, 0.1)
+    metrics.first_tokens(1, 0.1)
     assert rows.total(PROMPT_TOKENS) == 7
 
 

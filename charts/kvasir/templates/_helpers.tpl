@@ -41,7 +41,7 @@
       "app.kubernetes.io/version" .Chart.AppVersion
       "app.kubernetes.io/managed-by" .Release.Service
       "helm.sh/chart" (printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_")) }}
-{{- mustMerge $own .Values.commonLabels | toYaml }}
+{{- mustMerge $own (.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
 {{/* Name of the role that routers are bound to. */}}
@@ -63,7 +63,7 @@
 
 {{/* Ports by which Prometheus is reached, itself or by a proxy, as a JSON list. */}}
 {{- define "kvasir.prometheusPorts" -}}
-{{- $ports := .Values.networkPolicies.prometheusPorts }}
+{{- $ports := .Values.networkPolicies.prometheusPorts | default list }}
 {{- range compact (list .Values.prometheus.url .Values.proxy.httpProxy .Values.proxy.httpsProxy) }}
 {{- $own := regexFind "[0-9]+$" (regexFind ":[0-9]+$" (urlParse .).host) }}
 {{- $ports = append $ports (int ($own | default (ternary 443 80 (hasPrefix "https:" .)))) }}
@@ -73,19 +73,19 @@
 
 {{/* What holds for the objects of every InferenceService: the file of --pod-defaults. */}}
 {{- define "kvasir.podDefaults" -}}
-{{- toYaml .Values.podDefaults }}
+{{- with .Values.podDefaults }}{{ toYaml . }}{{ end }}
 profiles:
-  {{- toYaml .Values.profiles | nindent 2 }}
+  {{- toYaml (.Values.profiles | default dict) | nindent 2 }}
 networkPeers:
   operator:
     namespaceLabels: {kubernetes.io/metadata.name: {{ .Release.Namespace }}}
     podLabels:
       {{- include "kvasir.selectorLabels" . | nindent 6 }}
   metrics:
-    {{- toYaml .Values.networkPolicies.metricsFrom | nindent 4 }}
+    {{- toYaml (.Values.networkPolicies.metricsFrom | default list) | nindent 4 }}
 podMonitors:
   labels:
-    {{- toYaml .Values.monitoring.labels | nindent 4 }}
+    {{- toYaml (.Values.monitoring.labels | default dict) | nindent 4 }}
   {{- with .Values.monitoring.interval }}
   interval: {{ . }}
   {{- end }}
@@ -124,7 +124,7 @@ app.kubernetes.io/component: gateway
 
 {{/* Node labels that a pod of ours needs: an image of one architecture runs nowhere else. Call with (list $ LABELS). */}}
 {{- define "kvasir.nodeSelector" -}}
-{{- $root := index . 0 }}{{ $labels := deepCopy (index . 1) }}
+{{- $root := index . 0 }}{{ $labels := deepCopy (index . 1 | default dict) }}
 {{- $architectures := $root.Values.images.architectures }}
 {{- if eq (len $architectures) 1 }}
 {{- $labels = mustMerge $labels (dict "kubernetes.io/arch" (first $architectures)) }}
@@ -159,11 +159,11 @@ app.kubernetes.io/component: test
 (list RULE .Values.monitoring.prometheusRule). */}}
 {{- define "kvasir.alert" -}}
 {{- $rule := index . 0 }}{{ $settings := index . 1 }}
-{{- $alert := index $settings.alerts $rule.alert }}
+{{- $alert := index ($settings.alerts | default dict) $rule.alert | default dict }}
 {{- if $alert.enabled }}
 {{- $annotations := dict }}
 {{- with $settings.runbookUrl }}{{ $annotations = dict "runbook_url" (printf "%s#%s" . (lower $rule.alert)) }}{{ end }}
-{{- $labels := merge (dict) $alert.labels $settings.labels }}
+{{- $labels := merge (dict) ($alert.labels | default dict) ($settings.labels | default dict) }}
 {{- $own := dict "for" ($alert.for | default "0s") "labels" $labels "annotations" $annotations }}
 {{- list (merge (dict) $rule $own) | toYaml | replace "@threshold@" (toString $alert.threshold) }}
 {{- end }}

@@ -81,6 +81,7 @@ class Reason(StrEnum):
     NO_READY_ENGINE = "NoReadyEngine"
 
     ROLLOUT_IN_PROGRESS = "RolloutInProgress"
+    ROLLOUT_WAITING = "RolloutWaiting"
     ROLLOUT_PAUSED = "RolloutPaused"
     ROLLOUT_HALTED = "RolloutHalted"
     ROLLOUT_COMPLETE = "RolloutComplete"

@@ -223,6 +223,8 @@ class ResourcesSpec:
     copies of the model that do not fit into one pod make one as well."""
     cpu: Quantity | None = None
     """Cores, requested and limited; where absent, by the accelerators' count."""
+    cpu_limit: Quantity | None = None
+    """Cores at most, where that is to be more than is requested."""
     memory: Quantity | None = None
     """Host memory, requested and limited; where absent, by the accelerators' count."""
     shared_memory: Quantity | None = None

@@ -32,6 +32,8 @@ from kvasir_operator.kube.kinds import (
 )
 from kvasir_operator.resources.router_secret import with_random_value
 
+# Which it drops before it looks; all other kinds of volumes have been there for long.
+_NO_IMAGE_VOLUMES = "an image volume of oci://, for which this API server needs its feature gate ImageVolume"
 # Kinds that may be deleted and made anew without touching a pod or a connection.
 _REPLACEABLE = (NETWORK_POLICY, POD_DISRUPTION_BUDGET, POD_MONITOR, ROLE_BINDING, SERVICE_ACCOUNT)
 
@@ -48,6 +50,11 @@ class Refusal:
         if isinstance(self.error, AdmissionFailedError):
             return Reason.ADMISSION_FAILED
         return Reason.QUOTA_EXCEEDED if "exceeded quota" in str(self.error) else Reason.APPLY_FAILED
+
+    @property
+    def message(self) -> str:
+        hint = f" ({_NO_IMAGE_VOLUMES})" if "must specify a volume type" in str(self.error) else ""
+        return f"{self.key}: {self.error}{hint}"
 
 
 @dataclass(frozen=True)

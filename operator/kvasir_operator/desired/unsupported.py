@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.engine_flags import ENGINE_FLAGS
 from kvasir_operator.api.model import (
     AutoscalingSpec,
     DisaggregatedRole,
@@ -26,8 +27,8 @@ from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.engine_resources import accelerator
 
-# Kubernetes has had image volumes behind a feature gate since 1.31; from here on they are on by default.
-IMAGE_VOLUMES_SINCE: Final = (1, 35)
+# Behind a feature gate up to 1.34: where it is off, the API server refuses the pods (`Refusal`).
+IMAGE_VOLUMES_SINCE: Final = (1, 31)
 _PARTITION_FLAG: Final = "--pipeline-layer-partition"
 # Each copy takes the next port, up to those of something else.
 _MOST_EXCHANGING_COPIES: Final = min(
@@ -71,7 +72,7 @@ def unsupported_features(
     return [
         *_model(spec.model, spec.engine, server_version),
         *_engine(spec.engine, server_version),
-        *(feature for role in roles for feature in _accelerator(role)),
+        *(feature for role in roles for feature in (*_accelerator(role), *_unknown_flags(role))),
         *_kv_transfer(spec),
         *(() if has_prometheus else _scaling(spec)),
         *_router(spec.router, has_gateway),
@@ -104,6 +105,16 @@ def _source(source: ModelSource, path: str, server_version: tuple[int, int] | No
     if source.scheme == "oci" and server_version is not None and server_version < IMAGE_VOLUMES_SINCE:
         needed, seen = (".".join(map(str, version)) for version in (IMAGE_VOLUMES_SINCE, server_version))
         yield _blocking(path, f"oci:// needs image volumes, so Kubernetes {needed}, and this is {seen}: write pvc://")
+
+
+def _unknown_flags(role: EngineRole) -> Iterator[UnsupportedFeature]:
+    """Named before the model is downloaded; an image of the user's own may know others."""
+    owner = "spec" if role.name == "serve" else f"spec.disaggregation.{role.name}"
+    for arg in role.engine.args if role.pod.image is None else ():
+        flag = arg.partition("=")[0]
+        if flag.startswith("--") and flag not in ENGINE_FLAGS:
+            message = f"the engine of this release has no {flag} and ends at it: remove it"
+            yield UnsupportedFeature(f"{owner}.engine.args", message)
 
 
 def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:

@@ -17,11 +17,13 @@ _NVIDIA: Final = "nvidia.com/"
 
 
 def engine_resources(role: EngineRole) -> dict[str, Any]:
-    """Requests equal limits: the engine sizes its threads and its KV cache by what it may use at most."""
+    """Requests equal limits but for cpuLimit: the engine sizes its threads and its KV cache by what it may use."""
     given = {"cpu": role.resources.cpu, "memory": role.resources.memory, **role.resources.extra}
     given.pop(accelerator(role) or "", None)  # its number follows from the ranks
     amounts = _defaults(role) | {name: value.text for name, value in given.items() if value is not None}
-    result: dict[str, Any] = {"requests": amounts, "limits": amounts} if amounts else {}
+    most_cpu = role.resources.cpu_limit
+    limits = amounts if most_cpu is None else amounts | {"cpu": most_cpu.text}
+    result: dict[str, Any] = {name: each for name, each in (("requests", amounts), ("limits", limits)) if each}
     if role.resources.claims:
         result["claims"] = [{"name": claim.name} for claim in role.resources.claims]
     return result
@@ -29,9 +31,11 @@ def engine_resources(role: EngineRole) -> dict[str, Any]:
 
 def loader_resources(role: EngineRole) -> dict[str, Any]:
     """Of a container that runs before the engine: as much as that, so a pod needs no more, but for what computes."""
-    asked = engine_resources(role).get("requests", {})
-    amounts = {name: asked[name] for name in ("cpu", "memory") if name in asked}
-    return {"requests": amounts, "limits": amounts} if amounts else {}
+    return {
+        kind: amounts
+        for kind, asked in engine_resources(role).items()
+        if kind != "claims" and (amounts := {name: asked[name] for name in ("cpu", "memory") if name in asked})
+    }
 
 
 def resource_claims(role: EngineRole) -> list[dict[str, Any]]:

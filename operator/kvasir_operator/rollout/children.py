@@ -7,9 +7,11 @@ deletes it: routers find them by it.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Final
 
 from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.api.model import InferenceService
+from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.plan import RemoveWeight, Scale
 from kvasir_operator.desired.objects import Manifest, children_of_former
 from kvasir_operator.groups.group import chosen_indexes
@@ -19,6 +21,7 @@ from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
+_ANY_SPEC: Final = {"model": {"source": "pvc://any"}}
 GoingGroups = Mapping[WorkloadKey, frozenset[str]]
 """Names of the groups with the least work, of workloads that shrink."""
 
@@ -65,11 +68,19 @@ def needed_children(
     plan: RolloutPlan, workloads: Iterable[ObservedWorkload], service: InferenceService
 ) -> dict[ObjectKey, Manifest]:
     """What pods of former revisions need, as it would be made now; none of pods that an earlier operator made."""
+    former = (each for each in workloads if each.workload.key.revision != plan.revision)
+    return _needed_by(service, (each for each in former if not _is_left_by_all(plan, each.workload)))
+
+
+def needed_without_a_spec(service: KubeObject, workloads: Iterable[ObservedWorkload]) -> dict[ObjectKey, Manifest]:
+    """The same of all pods, where the spec does not hold: nothing of it is in these children."""
+    return _needed_by(parse_service({**service, "spec": _ANY_SPEC}), workloads)
+
+
+def _needed_by(service: InferenceService, workloads: Iterable[ObservedWorkload]) -> dict[ObjectKey, Manifest]:
     found: dict[ObjectKey, Manifest] = {}
     for each in workloads:
-        workload = each.workload
-        is_former = workload.key.revision != plan.revision
-        if is_former and workload.num_held and not _is_left_by_all(plan, workload):
+        if each.workload.num_held:
             children = {object_key(child): child for child in children_of_former(service, each.objects[0])}
             found |= children if ObjectKey(SERVICE, each.service_name) in children else {}
     return found

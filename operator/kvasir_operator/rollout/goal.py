@@ -57,6 +57,8 @@ class RolloutPhase(StrEnum):
     PROGRESSING = "Progressing"
     PAUSED = "Paused"
     """The current revision has its canary's share until `pause` is lifted."""
+    WAITING = "Waiting"
+    """Former revisions serve until it is this service's turn."""
     HALTED = "Halted"
     """Pods of the current revision are in trouble, or it cannot run: former revisions go on serving."""
 
@@ -80,20 +82,27 @@ class Goal:
 
 
 def choose_goal(
-    fleet: Fleet, limits: Mapping[RoleName, RoleLimits], canary: CanarySpec | None, blocked: str | None
+    fleet: Fleet,
+    limits: Mapping[RoleName, RoleLimits],
+    canary: CanarySpec | None,
+    blocked: str | None,
+    *,
+    is_waiting: bool = False,
 ) -> Goal:
-    """`blocked`: why no pod of the current revision may be started."""
+    """`blocked`: why no pod of the current revision may be started. `is_waiting`: none should be yet."""
     straight_on = {role: RoleGoal(each.desired, 0) for role, each in limits.items()}
     if not fleet.has_former_pods or not any(each.desired for each in limits.values()):
         phase = RolloutPhase.PROGRESSING if fleet.has_former_pods else RolloutPhase.COMPLETE
         # Nor of a former revision that is kept at zero: its Services are gone, and no router would find the pods.
         nothing = {role: RoleGoal(0, 0) for role in limits}
         return Goal(phase, straight_on if blocked is None else nothing)
+    all_former = {role: RoleGoal(0, each.desired) for role, each in limits.items()}
     if blocked is not None:
-        former = {role: RoleGoal(0, each.desired) for role, each in limits.items()}
-        return Goal(RolloutPhase.HALTED, former, trouble=blocked)
+        return Goal(RolloutPhase.HALTED, all_former, trouble=blocked)
     if not is_anything_served(fleet.former):
         return Goal(RolloutPhase.PROGRESSING, straight_on)
+    if is_waiting:
+        return Goal(RolloutPhase.WAITING, all_former)
     weight = canary.weight if canary is not None and canary.pause and not _is_past_canary(fleet) else None
     trouble = next((each.trouble for each in fleet.current.values() if each.trouble is not None), None)
     held = {role: _held_back(fleet, role, each, weight) for role, each in limits.items()}

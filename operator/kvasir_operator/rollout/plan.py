@@ -54,11 +54,14 @@ def plan_rollout(
     rollout: RolloutSpec,
     workloads: Sequence[Workload],
     blocked: str | None = None,
+    *,
+    is_waiting: bool = False,
 ) -> RolloutPlan:
-    """`desired`: pods by role, over all revisions. `blocked`: why no pod of `revision` may be started."""
+    """`desired`: pods by role, over all revisions. `blocked`: why no pod of `revision` may be started. `is_waiting`:
+    none should be yet."""
     fleet = make_fleet(revision, desired, workloads)
     limits = {role: role_limits(wanted, rollout) for role, wanted in desired.items()}
-    goal = choose_goal(fleet, limits, rollout.canary, blocked)
+    goal = choose_goal(fleet, limits, rollout.canary, blocked, is_waiting=is_waiting)
     replicas = {each.key: each.replicas for each in (*fleet.current.values(), *fleet.former)}
     replicas |= _step(fleet, limits, goal.roles) | _roles_left_behind(fleet, limits, goal)
     gone = expired(fleet, rollout.history_limit)
@@ -85,7 +88,7 @@ def _step(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goals: Mapping[Ro
 def _roles_left_behind(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goal: Goal) -> Replicas:
     """Pods of roles that the spec no longer has serve on until the current revision does all by itself."""
     left_behind = {each.key: 0 for each in fleet.former if each.key.role not in limits}
-    if goal.phase in (RolloutPhase.HALTED, RolloutPhase.PAUSED):
+    if goal.phase in (RolloutPhase.HALTED, RolloutPhase.PAUSED, RolloutPhase.WAITING):
         return {}
     is_taken_over = all(_does_all(fleet.available(fleet.current[role]), each) for role, each in limits.items())
     return left_behind if is_taken_over or not is_anything_served(fleet.former) else {}

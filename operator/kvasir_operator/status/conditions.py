@@ -186,6 +186,9 @@ def _held(situation: Situation) -> Waiting | None:
     rollout = situation.rollout
     if rollout is not None and rollout.phase is RolloutPhase.HALTED:
         return Waiting(Reason.ROLLOUT_HALTED, _halted_message(rollout))
+    if rollout is not None and rollout.phase is RolloutPhase.WAITING:
+        turn = f"revision {rollout.revision} waits for its turn: the engines of other services are being replaced"
+        return Waiting(Reason.ROLLOUT_WAITING, f"{turn} (chart value operator.maxUpgrades)")
     if rollout is not None and rollout.phase is RolloutPhase.PAUSED:
         share = f"revision {rollout.revision} gets {rollout.traffic_weight} % of the requests"
         return Waiting(Reason.ROLLOUT_PAUSED, f"{share} until rollout.canary.pause is false")

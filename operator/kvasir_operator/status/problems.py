@@ -26,7 +26,7 @@ def find_problems(
     """
     return [
         *(Waiting(Reason.UNSUPPORTED_FEATURE, str(feature)) for feature in unsupported),
-        *(Waiting(each.reason, f"{each.key}: {each.error}") for each in refusals),
+        *(Waiting(each.reason, each.message) for each in refusals),
         *(Waiting(Reason.NAME_TAKEN, f"{key} {_TAKEN}") for key in taken),
         *(Waiting(Reason.FIELDS_CONTESTED, message) for message in contested),
         *(() if gateway is None else _of_gateway(gateway)),

@@ -1,4 +1,5 @@
-"""OpenAI's /v1/completions and /v1/embeddings, whose prompts are text or token ids, and /tokenize, which has none."""
+"""OpenAI's /v1/completions and /v1/embeddings, whose prompts are text or token ids, those that score texts, and
+/tokenize, which has no prompt."""
 
 import msgspec
 from msgspec.structs import replace
@@ -56,8 +57,23 @@ class _EmbeddingFields(RoutingFields, gc=False):
     input: msgspec.Raw = ABSENT
 
 
+_SIDES = ("query", "queries", "text_1", "data_1", "documents", "items", "text_2", "data_2")
+
+
+class _ScoreFields(RoutingFields, gc=False):
+    query: msgspec.Raw = ABSENT
+    queries: msgspec.Raw = ABSENT
+    text_1: msgspec.Raw = ABSENT
+    data_1: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    items: msgspec.Raw = ABSENT
+    text_2: msgspec.Raw = ABSENT
+    data_2: msgspec.Raw = ABSENT
+
+
 _completion_decoder = BoundedDecoder(_CompletionFields)
 _embedding_decoder = BoundedDecoder(_EmbeddingFields)
+_score_decoder = BoundedDecoder(_ScoreFields)
 _routing_decoder = BoundedDecoder(RoutingFields)
 
 
@@ -91,12 +107,15 @@ class Tokenize(openai.OpenAIErrors):
 
 
 class Embeddings(openai.OpenAIErrors):
-    """A prefill like any other, after which nothing is generated."""
+    """A prefill like any other, after which nothing is generated. So are /pooling and /classify; `name` tells one API's
+    prompts from another's."""
 
-    name = "embeddings"
     end_of_stream: bytes | None = None
     num_output_tokens = 0
     has_kv_transfer = False
+
+    def __init__(self, name: str = "embeddings") -> None:
+        self.name = name
 
     def read(self, body: bytes) -> RoutingFields:
         return _embedding_decoder.decode(body)
@@ -104,3 +123,25 @@ class Embeddings(openai.OpenAIErrors):
     def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
         assert isinstance(fields, _EmbeddingFields)
         return openai.text_prompt(fields.input, self.name, model, fields)
+
+
+class Scores(openai.OpenAIErrors):
+    """/score and /rerank: each of some texts is prefilled with another, in words that are the engine's to choose."""
+
+    end_of_stream: bytes | None = None
+    num_output_tokens = 0
+    has_kv_transfer = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, body: bytes) -> RoutingFields:
+        return _score_decoder.decode(body)
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        """All texts, the query first."""
+        assert isinstance(fields, _ScoreFields)
+        given = [raw for name in _SIDES if (raw := getattr(fields, name)) is not ABSENT]
+        if not given:
+            return None
+        return openai.raw_prompt(b"\n".join(map(bytes, given)), self.name, model, fields, is_batch=True)

@@ -54,7 +54,7 @@ class BodyBudget:
         if not self._is_enough(self._num_body_bytes + num_bytes, self._num_journal_bytes):
             raise BodyBudgetExceededError(
                 f"the router holds {self.num_bytes} bytes of requests already, of at most {self._max_bytes} "
-                "(--max-held-body-size, or 3/8 of its memory limit where that is less); try again later",
+                "(--max-held-body-size, or 5/16 of its memory limit where that is less); try again later",
                 retry_after_seconds=_RETRY_SECONDS,
             )
         self._num_body_bytes += num_bytes

@@ -19,6 +19,7 @@ from kvasir_router.relay.journal import RESUMABLE_HEADER, Journal
 from kvasir_router.relay.upstream_answer import UpstreamAnswer, ignore
 
 _WITHOUT_BODY = frozenset({204, 304})
+_SLICE_BYTES, _END_BYTES = 16 * 1024, 64
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -39,7 +40,7 @@ class ResponseWriter:
         self.keeps_alive = keeps_alive
         """Whether the connection is for another request after this one."""
         self.last = b""
-        """The last piece, as it was framed."""
+        """The last piece, as it was framed; of a large one its end."""
         self._transport = transport
         self._send = transport.write
         self._connections = connections
@@ -74,7 +75,9 @@ class ResponseWriter:
         self.last = data = b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body
         if self._head:
             data, self._head = self._head + data, b""
-        if not self._transport.is_closing():
+        if len(data) > _SLICE_BYTES:
+            self._send_large(data)
+        elif not self._transport.is_closing():
             self._send(data)
 
     @property
@@ -85,8 +88,17 @@ class ResponseWriter:
     def _write_chunk(self, chunk: bytes) -> None:
         """Never the first piece: with that goes the head."""
         self.last = chunk
-        if not self._transport.is_closing():
+        if len(chunk) > _SLICE_BYTES:
+            self._send_large(chunk)
+        elif not self._transport.is_closing():
             self._send(chunk)
+
+    def _send_large(self, data: bytes) -> None:
+        """In slices: the transport keeps whole what it could not hand on whole."""
+        self.last = self.last[-_END_BYTES:]
+        for begin in range(0, len(data), _SLICE_BYTES):
+            if not self._transport.is_closing():
+                self._send(data[begin : begin + _SLICE_BYTES])
 
     def write_comment(self, line: bytes) -> None:
         """Of an event stream, between two events: no piece of the answer."""

@@ -92,9 +92,9 @@ def prefill_body(body: bytes, params: bytes) -> bytes:
     return body_of(members | _ONE_TOKEN | {FIELD: msgspec.Raw(params)})
 
 
-def decode_body(body: bytes, params: bytes | None) -> tuple[bytes, ...]:
-    """The client's with the field, in pieces. None: as it is."""
-    return (body,) if params is None else with_member(body, FIELD, params)
+def decode_body(body: bytes, params: bytes) -> tuple[bytes, ...]:
+    """The client's with the field, in pieces."""
+    return with_member(body, FIELD, params)
 
 
 def without_clients_params(fields: RoutingFields, body: bytes) -> bytes:

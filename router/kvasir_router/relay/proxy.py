@@ -88,7 +88,8 @@ class Proxy:
         `journal` is what the client has of its stream, for the endpoint to go on with. `kv_transfer_params`: who
         prefills, where it is not this endpoint. Raises UpstreamError.
         """
-        content = decode_body(exchange.body.content, kv_transfer_params)
+        body = exchange.body.content
+        content = (body,) if kv_transfer_params is None else decode_body(body, kv_transfer_params)
         if journal is not None:
             journal.drop_unfinished_block()
             if journal.num_bytes:

@@ -117,6 +117,7 @@ class UpstreamAnswer:
         self._write, self._write_chunk = write, write_chunk
         if held:
             write(held)
+        del held  # it may be long until the end
         on_first_byte(self.status)
         if not self._is_paused:
             self.resume()

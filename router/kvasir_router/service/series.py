@@ -12,7 +12,7 @@ from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.prefix_index.subscriber import EventStatistics
 from kvasir_router.service.event_feed import EventFeed
 from kvasir_router.service.registry import EndpointState
-from kvasir_router.service.service import Service
+from kvasir_router.service.service import HeldByService, Service
 
 # As the operator's own series call a service.
 _LABELS = ("service_namespace", "inference_service")
@@ -23,8 +23,6 @@ _EVENT_TYPES = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 _MAX_TENANTS = 50
 _OTHERS = "_others"
-HeldByService = Mapping[str, Mapping[str, HeldDemand]]
-"""By service, then by tenant; a service is there even where nothing of it waits."""
 
 
 class DemandCollector(Collector):

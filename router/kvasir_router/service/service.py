@@ -1,12 +1,14 @@
 """One model service: its engines, what is in flight there, what it answers for, and how it admits and places requests.
+It ties the parts together; each decides for itself.
 
-Dedicated mode has one, a gateway one for each InferenceService in its scope. It ties the parts together; each decides
-for itself.
+Of all that this process routes for, `Services` knows whose a request's model is: dedicated mode has one, a gateway one
+for each InferenceService in its scope.
 """
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from kvasir_router.admission.admission import Admission
+from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.config import PolicyName
 from kvasir_router.dialects.responses import mark_of
 from kvasir_router.endpoints.address import Address
@@ -293,3 +296,79 @@ class Service:
         await self.prober.close()
         if self.following is not None:
             await self.following.close()
+
+
+Follow = Callable[[Service, Set[Address]], None]
+"""Has a service follow its engines' addresses."""
+HeldByService = Mapping[str, Mapping[str, HeldDemand]]
+"""By service, then by tenant; a service is there even where nothing of it waits."""
+
+
+class Services(ABC):
+    @abstractmethod
+    def __iter__(self) -> Iterator[Service]:
+        """Those that take requests."""
+
+    @abstractmethod
+    def of(self, model: str | None) -> Service:
+        """Raises UnknownModelError (404) or MissingModelError (400)."""
+
+    @abstractmethod
+    def cards(self) -> list[dict[str, Any]]:
+        """Of all models, for /v1/models."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Nobody is probed or followed any more."""
+
+    def card(self, model: str) -> dict[str, Any]:
+        """Raises UnknownModelError (404)."""
+        return self.of(model).catalog.card(model)
+
+    def wake(self) -> None:
+        """A tenant may start requests again, of whichever service."""
+        for service in self:
+            service.admission.wake()
+
+    def held_demand(self) -> HeldByService:
+        return {service.name: service.admission.held_demand() for service in self}
+
+    @property
+    def num_ejected(self) -> int:
+        return sum(service.in_flight_limits.num_ejected for service in self)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(service.admission.num_waiting for service in self)
+
+    def num_in_state(self, state: EndpointState) -> int:
+        return sum(service.registry.num_in_state(state) for service in self)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """For /endpoints."""
+        return [endpoint for service in self for endpoint in service.describe()]
+
+
+class DedicatedService(Services):
+    """A list of one: it takes every request, and refuses models that it does not know itself."""
+
+    def __init__(self, service: Service, follow: Follow) -> None:
+        self._service = service
+        self._follow = follow
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter((self._service,))
+
+    def of(self, model: str | None) -> Service:
+        self._service.catalog.check(model)
+        return self._service
+
+    def cards(self) -> list[dict[str, Any]]:
+        return self._service.catalog.cards()
+
+    def publish(self, addresses: Set[Address]) -> None:
+        """These are its engines from now on."""
+        self._follow(self._service, addresses)
+
+    async def close(self) -> None:
+        await self._service.close()

@@ -82,7 +82,9 @@ class AsyncEngine:
         self._metrics = metrics
         self._api_index = api_index
         self._counter = itertools.count()
-        self._dead: EngineDeadError | None = None
+        self.dead: EngineDeadError | None = None
+        self.ready: EngineReady | None = None
+        """What the cores have together; None until all are ready."""
         self._num_handed_over = 0
         self._has_news = asyncio.Event()
 
@@ -98,7 +100,7 @@ class AsyncEngine:
 
     async def _listen(self, core: CoreClient) -> None:
         try:
-            while self._dead is None:
+            while self.dead is None:
                 for message in await core.channel.receive():
                     self._handle(core, message)
         except EngineDeadError as error:
@@ -106,16 +108,6 @@ class AsyncEngine:
         except Exception as error:
             logger.exception("the engine's outputs cannot be handed out any more")
             self._die(EngineDeadError(f"this server has a defect, its log has the details: {error!r}"))
-
-    @property
-    def dead(self) -> EngineDeadError | None:
-        return self._dead
-
-    @property
-    def ready(self) -> EngineReady | None:
-        """What the cores have together; None until all are ready."""
-        readies = [core.ready for core in self._cores if core.ready is not None]
-        return total_ready(readies) if len(readies) == len(self._cores) else None
 
     @property
     def stats(self) -> SchedulerStats | None:
@@ -146,12 +138,16 @@ class AsyncEngine:
         EngineDeadError, ServerUnavailableError before the core is ready, and InvalidRequestError where nothing can
         follow.
         """
-        if self._dead is not None:
-            raise self._dead
+        if self.dead is not None:
+            raise self.dead
         if self.ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
         arrival = self._clock()
-        added = [self._added(request, first, so_far) for request, first in _numbered(requests)]
+        added: list[tuple[AddRequest, dict[int, ActiveSequence]]] = []
+        first = 0
+        for request in requests:
+            added.append(self._added(request, first, so_far))
+            first += request.n
         indices = [sequence.delta_index for _, sequences in added for sequence in sequences.values()]
         generation = Generation(
             indices, lambda: self._abort([message.request_id for message, _ in added]), http_request_id
@@ -188,7 +184,7 @@ class AsyncEngine:
 
     def _keeps_blocks(self) -> bool:
         stats = None if self.stats is None else self.stats.transfers
-        if stats is None or self._dead is not None:
+        if stats is None or self.dead is not None:
             return False
         return stats.num_requests_kept < self._num_handed_over or stats.num_leased_blocks > 0
 
@@ -260,10 +256,16 @@ class AsyncEngine:
             case EngineReady():
                 core.ready = message
                 core.stats = _stats_at_start(message)
+                self._note_ready()
             case RequestsMove():
                 self._hand_over(core, message)
             case EngineFailed():
                 self._die(EngineDeadError(f"the engine core{self._which(core)} has failed: {message.error}"))
+
+    def _note_ready(self) -> None:
+        readies = [core.ready for core in self._cores if core.ready is not None]
+        if len(readies) == len(self._cores):
+            self.ready = total_ready(readies)
 
     def _which(self, core: CoreClient) -> str:
         return f" of data-parallel rank {self._cores.index(core)}" if len(self._cores) > 1 else ""
@@ -299,20 +301,21 @@ class AsyncEngine:
     def _observe(
         self, core: CoreClient, request: ActiveRequest, sequence: ActiveSequence, delta: SequenceDelta, now: float
     ) -> None:
-        if not delta.token_ids:
+        if not delta.token_ids and delta.pooled is None:
             return
-        if sequence.first_token is None:
-            sequence.first_token = now
-            self._metrics.first_token(now - request.arrival)
-        else:
-            self._metrics.next_token(now - sequence.last_token)
         if not request.has_begun:
             self._metrics.began(request.num_prompt_tokens, delta.num_cached_tokens)
             core.take_begun(request)
         request.has_begun = True
+        if delta.pooled is not None:
+            return
+        if sequence.first_token is None:
+            sequence.first_token = now
+            self._metrics.first_tokens(len(delta.token_ids), now - request.arrival)
+        else:
+            self._metrics.next_tokens(len(delta.token_ids), now - sequence.last_token)
         sequence.last_token = now
         sequence.num_tokens += len(delta.token_ids)
-        self._metrics.generated(len(delta.token_ids))
 
     def _end(
         self, core: CoreClient, request: ActiveRequest, output: SequenceOutput, reason: FinishReason, now: float
@@ -330,17 +333,11 @@ class AsyncEngine:
             core.channel.send(AbortRequests(aborts=[Abort(output.request_id, output.index)]))
 
     def _die(self, error: EngineDeadError) -> None:
-        self._dead = error
+        self.dead = error
         self._has_news.set()
         self.give_up(error)
         for core in self._cores:
             core.clear()
-
-
-def _numbered(requests: Sequence[GenerateRequest]) -> Iterator[tuple[GenerateRequest, int]]:
-    """Each request with the number of its first sequence."""
-    firsts = itertools.accumulate((request.n for request in requests), initial=0)
-    return zip(requests, firsts, strict=False)
 
 
 def _unpacked(plain: PlainTokens | None) -> Iterator[SequenceOutput]:

@@ -30,8 +30,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import STEP_TOKENS_BOUNDS, SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult, TimedStep
-from kvasir_runtime.scheduling.step_budget import DecayingRate, StepBudget
+from kvasir_runtime.scheduling.step import DecayingRate, StepBudget, StepPlan, StepResult, TimedStep
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +82,6 @@ class RunningStep:
     plan: StepPlan
     pending: Future[PendingResult]
 
-    def result(self) -> StepResult:
-        """Wait for it; raises what the step raised."""
-        return self.pending.result().result()
-
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -104,27 +99,20 @@ class StepRates:
     """
 
     def __init__(self) -> None:
-        self._steps = DecayingRate(HALF_LIFE_SECONDS)
-        self._prefill = DecayingRate(HALF_LIFE_SECONDS)
+        self.steps = DecayingRate(HALF_LIFE_SECONDS)
+        """Steps a second."""
+        self.prefill = DecayingRate(HALF_LIFE_SECONDS)
+        """Prompt tokens a second; known once a step has computed many."""
         self.tokens_counts = [0] * (len(STEP_TOKENS_BOUNDS) + 1)
         self.tokens_sum = 0
-
-    @property
-    def steps_per_second(self) -> float:
-        return self._steps.value or 0.0
-
-    @property
-    def prefill_tokens_per_second(self) -> float | None:
-        """None before a step computed many tokens of prompts."""
-        return self._prefill.value
 
     def observe_step(self, step: TimedStep) -> None:
         num_tokens = step.num_decodes + step.num_asked + step.num_prompt_tokens
         self.tokens_counts[bisect_left(STEP_TOKENS_BOUNDS, num_tokens)] += 1
         self.tokens_sum += num_tokens
-        self._steps.observe(1, step.clock_seconds)
+        self.steps.observe(1, step.clock_seconds)
         if step.num_prompt_tokens >= MIN_PREFILL_TOKENS:
-            self._prefill.observe(step.num_prompt_tokens, step.clock_seconds)
+            self.prefill.observe(step.num_prompt_tokens, step.clock_seconds)
 
 
 class EngineCore:
@@ -192,9 +180,11 @@ class EngineCore:
         is_idle = self._is_idle
         if is_idle:
             self._executor.use_idle_time()
-        messages = self._channel.receive(self._idle_seconds() if is_idle else 0.0)
-        if is_idle:
+            idle_seconds = None if self._router_feed is None else self._router_feed.wait_seconds()
+            messages = self._channel.receive(idle_seconds)
             self._last_end = self._now()
+        else:
+            messages = self._channel.receive(0.0)
         for message in messages:
             match message:
                 case AddRequest():
@@ -216,7 +206,7 @@ class EngineCore:
         if message.api_index in self._gone:
             return
         if self._transfers is not None and message.spec.kv_transfer_params is not None:
-            self._transfers.add(message, self._rates.prefill_tokens_per_second)
+            self._transfers.add(message, self._rates.prefill.value)
         else:
             self._scheduler.add(message)
 
@@ -227,10 +217,6 @@ class EngineCore:
         if self._transfers is not None:
             self._transfers.abort(abort.request_id)
 
-    def _idle_seconds(self) -> float | None:
-        """How long there may be nothing to do; None: until a message comes."""
-        return None if self._router_feed is None else self._router_feed.wait_seconds()
-
     def _execute(self, plan: StepPlan) -> RunningStep:
         self._executor.forward(plan)
         return RunningStep(plan, self._executor.sample())
@@ -238,7 +224,7 @@ class EngineCore:
     def _finish(self, step: RunningStep, outcome: Outcome) -> None:
         """Wait for a step's results and let the scheduler take them."""
         try:
-            result = step.result()
+            result = step.pending.result().result()  # waits for it; raises what it raised
         except Exception as error:
             self._fail(step, error, outcome)
         else:
@@ -260,7 +246,7 @@ class EngineCore:
         num_asked = num_decode_tokens - plan.num_decodes
         step = TimedStep(
             num_decodes=plan.num_decodes,
-            num_prompt_tokens=plan.num_tokens - num_decode_tokens,
+            num_prompt_tokens=int(plan.num_new_tokens[plan.num_decodes :].sum()),
             num_asked=num_asked,
             num_accepted=int(np.maximum(result.num_accepted - 1, 0).sum()) if num_asked else 0,
             num_proposals=plan.num_proposals,
@@ -319,10 +305,10 @@ class EngineCore:
         return self._scheduler.stats(
             self._num_steps,
             self._last_step_time,
-            steps_per_second=self._rates.steps_per_second,
+            steps_per_second=self._rates.steps.value or 0.0,
             step_tokens_counts=self._rates.tokens_counts,
             step_tokens_sum=self._rates.tokens_sum,
-            prefill_tokens_per_second=self._rates.prefill_tokens_per_second,
+            prefill_tokens_per_second=self._rates.prefill.value,
             num_kv_events=0 if self._router_feed is None else self._router_feed.num_kv_events,
             transfers=None if self._transfers is None else self._transfers.stats(),
         )

@@ -17,21 +17,19 @@ from typing import NoReturn
 from kvasir_runtime.config import KvEventsConfig, KvTransferConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.engine.channel import CoreChannel, tell_api_processes
 from kvasir_runtime.engine.core import EngineCore, StepExecutor
-from kvasir_runtime.engine.event_publisher import EventPublisher
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReporter
 from kvasir_runtime.engine.messages import EngineFailed, EngineReady
-from kvasir_runtime.engine.router_feed import RouterFeed
+from kvasir_runtime.engine.router_feed import EventPublisher, RouterFeed
 from kvasir_runtime.errors import KvasirRuntimeError, RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats
 from kvasir_runtime.kv_cache.events import KvEventLog
-from kvasir_runtime.kv_cache.spec import num_tokens_in
+from kvasir_runtime.kv_cache.kv_cache import num_tokens_in
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepBudget
 from kvasir_runtime.speculative.depth import DepthPolicy, FixedDepth
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.launch import side_channel, transfer_agent
@@ -160,7 +158,7 @@ def engine_core(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=rank.max_num_batched_tokens,
         max_model_len=rank.max_model_len,
-        enable_chunked_prefill=config.scheduler.enable_chunked_prefill,
+        enable_chunked_prefill=config.scheduler.enable_chunked_prefill and not rank.computes_whole_prompts,
         num_stages=config.parallel.pipeline_parallel_size,
         step_budget=_step_budget(config, rank),
     )
@@ -171,7 +169,7 @@ def engine_core(
         num_blocks=rank.num_blocks,
         block_size=config.cache.block_size,
         groups=rank.layout.groups,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        enable_prefix_caching=config.cache.enable_prefix_caching and not rank.computes_whole_prompts,
         depth=depth,
         event_log=None if feed is None else feed.event_log,
     )
@@ -189,7 +187,7 @@ def engine_core(
 
 
 def _step_budget(config: RuntimeConfig, rank: RankDescription) -> StepBudget | None:
-    if not config.scheduler.enable_chunked_prefill:
+    if not config.scheduler.enable_chunked_prefill or rank.computes_whole_prompts:
         return None
     return StepBudget(rank.max_num_batched_tokens, config.scheduler.max_step_ms / 1000, config.cache.block_size)
 

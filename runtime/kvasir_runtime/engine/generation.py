@@ -29,6 +29,8 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooled: bytes | None = None
+    """The vector of a request that wants no tokens, little-endian float32."""
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -177,6 +179,7 @@ class ActiveRequest:
             token_ids=token_ids,
             logprobs=output.logprobs or [],
             prompt_logprobs=self.prompt_logprobs if sequence.first_token is None else None,
+            pooled=output.pooled,
             num_cached_tokens=output.num_cached_tokens,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_token_id,

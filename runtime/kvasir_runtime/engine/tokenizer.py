@@ -11,14 +11,16 @@ import sys
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
 from kvasir_runtime.checkpoint_json import read_json_object, shortened
+from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ModelLoadError
+from kvasir_runtime.structured.vocabulary import Vocabulary
 
 CONVERSION = """
 import sys
@@ -30,6 +32,7 @@ tokenizer.backend_tokenizer.save(sys.argv[2] + "/tokenizer.json")
 CONVERSION_SECONDS = 300
 CONVERTIBLE = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """Files that transformers makes a tokenizer of."""
+Side = Literal["left", "right"]
 Settings = dict[str, Any]
 """tokenizer_config.json, with what older checkpoints keep in files beside it."""
 
@@ -81,6 +84,27 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_within(
+        self, first: str, second: str | None, most_tokens: int | None, side: Side, *, add_special_tokens: bool
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of two that are compared, cut at that side to so many tokens (the longer of two
+        first; None: whole), special ones included; and where the second begins, if the model is told."""
+        texts = [first] if second is None else [first, second]
+        encodings = [self._backend.encode(text, add_special_tokens=False) for text in texts]
+        if most_tokens is not None:
+            num_special = self._backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+            lengths = _lengths_within([len(each.ids) for each in encodings], max(0, most_tokens - num_special))
+            for encoding, length in zip(encodings, lengths, strict=True):
+                encoding.truncate(length, direction=side)
+        pair = encodings[1] if len(encodings) > 1 else None
+        whole = self._backend.post_process(encodings[0], pair, add_special_tokens=add_special_tokens)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else None
+
+    def beginning(self, text: str, most_tokens: int) -> str:
+        """Of a text, as far as its first tokens stand for it."""
+        offsets = self._backend.encode(text, add_special_tokens=False).offsets
+        return text if len(offsets) <= most_tokens else text[: offsets[most_tokens - 1][1]]
+
     def decode(self, token_ids: list[int]) -> str:
         return self._backend.decode(token_ids, skip_special_tokens=False)
 
@@ -127,6 +151,17 @@ class Tokenizer:
     @property
     def _vocab(self) -> dict[str, int]:
         return self._backend.get_vocab(with_added_tokens=True)
+
+
+def _lengths_within(lengths: list[int], most: int) -> list[int]:
+    """So that their sum is no more: the shorter of two keeps up to half, as in transformers."""
+    if sum(lengths) <= most:
+        return lengths
+    if len(lengths) == 1:
+        return [most]
+    first, second = lengths
+    kept = min(first, second, most // 2)
+    return [kept, most - kept] if first <= second else [most - kept, kept]
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
@@ -242,3 +277,8 @@ def _bytes_of(token: str, byte_of: dict[str, int]) -> bytes:
         return bytes([byte_of[char] for char in token])
     except KeyError:
         return token.encode()
+
+
+def load_vocabulary(model: ModelConfig, vocab_size: int) -> Vocabulary:
+    """That a rank's grammars are followed by, for a model with so many logits. Raises ModelLoadError."""
+    return Vocabulary(Tokenizer.load(Path(model.tokenizer or model.model)), vocab_size)

@@ -21,6 +21,8 @@ class RankDescription:
     """As torch spells it: cpu, cuda, cuda:1."""
     startup_seconds: dict[str, float]
     """Phase -> seconds."""
+    computes_whole_prompts: bool = False
+    """In one step, and nothing of them is kept."""
 
     @property
     def is_on_cpu(self) -> bool:

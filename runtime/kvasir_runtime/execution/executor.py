@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -63,13 +64,13 @@ class Executor:
 
     def forward(self, plan: StepPlan) -> None:
         """Begin a step. Its failure is told by `sample`."""
-        self._queue.put(lambda: self._forward(plan))
+        self._queue.put(partial(self._forward, plan))
 
     def sample(self) -> Future[PendingResult]:
         """End the step begun last. Raises, through the future, what the step raised; StepSkippedError behind such a
         step."""
         future: Future[PendingResult] = Future()
-        self._queue.put(lambda: self._sample(future))
+        self._queue.put(partial(self._sample, future))
         return future
 
     def recover(self) -> None:

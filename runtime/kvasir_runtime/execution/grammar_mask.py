@@ -19,7 +19,7 @@ from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, StepFeature, TensorColumns
 from kvasir_runtime.execution.transfers import Download, Transfers
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.step import GRAMMAR, BoolArray, Int32Array, StepPlan
+from kvasir_runtime.scheduling.step import GRAMMAR, StepPlan
 from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class GrammarMask(StepFeature):
         self._transfers = transfers
         self._vocabulary = vocabulary
         self._num_words = num_words(rows.sampling.vocab_size)
+        self.wants = np.zeros(len(rows.prompt_lens), dtype=np.bool_)
         self._followed: dict[int, Followed] = {}
         """By row, until another sequence takes it."""
         self._asked: list[int] = []
@@ -106,13 +107,12 @@ class GrammarMask(StepFeature):
             self._followed.pop(row, None)
             if copy is not None:
                 self._followed[row] = copy
-        limited = [row for row in [new.row for new in plan.added] + list(copies) if row in self._followed]
+        taken = [new.row for new in plan.added] + list(copies)
+        self.wants[taken] = [row in self._followed for row in taken]
+        limited = [row for row in taken if self.wants[row]]
         if limited:  # a grammar may end before min_tokens, so its mask sees to both
             (index,) = self._transfers.upload(np.array(limited, dtype=np.int64))
             self._rows.sampling.min_tokens.index_fill_(0, index, 0)
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return np.array([row in self._followed for row in rows.tolist()], dtype=np.bool_)
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Fetch what was drawn since, and the drafts, before the step's own kernels."""

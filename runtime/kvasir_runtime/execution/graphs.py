@@ -127,11 +127,14 @@ class DecodeGraphs:
             return self._eager(inputs, kept_tokens, captures=captures)
         graph = self._captured.get(shape)
         if graph is None:
-            self._is_warming_up |= self._is_wanted(shape)
-            graph = self._missed(shape) or self._larger(shape)
+            is_common = shape.max_query_len is None or not self._is_exact  # else one of many, most of which stay rare
+            is_wanted, graph = self._is_wanted(shape), self._missed(shape)
+            self._is_warming_up |= is_wanted and (is_common or graph is not None)
+            graph = graph or self._larger(shape)
         if graph is None:
             return self._eager(inputs, kept_tokens, captures=captures)
-        return _without_padding(graph.replay(inputs), inputs.lengths.num_tokens)
+        output, num_tokens = graph.replay(inputs), inputs.lengths.num_tokens
+        return output if output.hidden.shape[0] == num_tokens else _without_padding(output, num_tokens)
 
     def capture_next(self) -> bool:
         """Capture one more graph; to be called while there is no work. False: all that there will be are there."""
@@ -141,7 +144,8 @@ class DecodeGraphs:
         return bool(self._wanted)
 
     def take_warming_up(self) -> bool:
-        """Whether steps since the last question wanted a graph that was not there before them."""
+        """Whether steps since the last question wanted a graph that was not there before them, and that steps like them
+        will have: of those whose requests have different numbers of tokens only the one that is captured counts."""
         was_warming_up, self._is_warming_up = self._is_warming_up, False
         return was_warming_up
 

@@ -8,7 +8,7 @@ import torch
 from kvasir_runtime.execution.device import memory_limit_bytes, resident_bytes
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import DeviceMemory, SequenceLimits
-from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, prefill_step, run
+from kvasir_runtime.execution.synthetic_steps import DEMANDING, decode_step, pooling_step, prefill_step, run
 from kvasir_runtime.scheduling.step import StepPlan
 
 LEAST_GRAPH_BYTES = 512 * 1024 * 1024
@@ -33,25 +33,30 @@ def measure_memory(
     limits: SequenceLimits,
     max_drafts: int,
     num_sharers: int = 1,
+    is_pooling: bool = False,
 ) -> DeviceMemory:
-    """`make_runner` makes a runner with so many pages. On CPU what is used now and recordings are all that counts, and
-    `num_sharers` ranks of this node have equal parts of its memory."""
+    """`make_runner` makes a runner with so many pages; one that `is_pooling` draws nothing. On CPU what is used now and
+    recordings are all that counts, and `num_sharers` ranks of this node have equal parts of its memory."""
     if device.type == "cpu":
         used_bytes = resident_bytes() + RECORDING_BYTES
         return DeviceMemory("cpu", memory_limit_bytes() // num_sharers, used_bytes, graph_bytes=RECORDING_BYTES)
     free, total = torch.cuda.mem_get_info(device)
-    step_bytes, decode_bytes = _step_bytes(make_runner, limits, max_drafts)
+    step_bytes, decode_bytes = _step_bytes(make_runner, limits, max_drafts, is_pooling)
     # CUDA graphs keep a decode step's temporaries for themselves.
     graph_bytes = max(decode_bytes, LEAST_GRAPH_BYTES)
     return DeviceMemory("cuda", total, total - free + step_bytes + graph_bytes, graph_bytes)
 
 
-def _step_bytes(make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int) -> tuple[int, int]:
+def _step_bytes(
+    make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int, is_pooling: bool
+) -> tuple[int, int]:
     """(rows and the temporaries of the largest step, those of the largest decode), found by running over one page."""
     before = torch.cuda.memory_allocated()
     runner = make_runner(1)
-    prefill_bytes = _peak_bytes(runner, prefill_step(_prompts(limits), DEMANDING, max_drafts))
-    decode_bytes = max(_peak_bytes(runner, decodes) for decodes in _decodes(limits, max_drafts))
+    prompts, decodes = _prompts(limits), [] if is_pooling else _decodes(limits, max_drafts)
+    prefill = pooling_step(prompts) if is_pooling else prefill_step(prompts, DEMANDING, max_drafts)
+    prefill_bytes = _peak_bytes(runner, prefill)
+    decode_bytes = max((_peak_bytes(runner, step) for step in decodes), default=0)
     rows_bytes = torch.cuda.memory_allocated() - before  # as wide as these steps' parameters
     del runner
     torch.cuda.empty_cache()

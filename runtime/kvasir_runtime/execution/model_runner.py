@@ -114,7 +114,7 @@ class ModelRunner:
         positions = self._positions.build(plan, inputs.lengths.query_lens)
         step = ForwardedStep(plan, inputs, positions)
         features = self._features.wanted(plan)
-        wanted = _wanted_tokens(features, plan, inputs)
+        wanted = _wanted_tokens(features, plan, inputs) if features else {}
         is_proposing = self._proposer is not None and plan.num_proposals > 0
         kept = self._kept_tokens(step, wanted, is_proposing)
         output = self._compute(inputs, kept, captures=is_proposing)

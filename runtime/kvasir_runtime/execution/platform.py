@@ -76,10 +76,15 @@ class Platform:
         return Transfers(self.device)
 
     def memory(
-        self, make_runner: Callable[[int], StepRunner], limits: SequenceLimits, max_drafts: int, num_sharers: int
+        self,
+        make_runner: Callable[[int], StepRunner],
+        limits: SequenceLimits,
+        max_drafts: int,
+        num_sharers: int,
+        is_pooling: bool,
     ) -> DeviceMemory:
         """As `measure_memory` finds it."""
-        return measure_memory(self.device, make_runner, limits, max_drafts, num_sharers)
+        return measure_memory(self.device, make_runner, limits, max_drafts, num_sharers, is_pooling)
 
     def graphs(self, setup: GraphSetup) -> RunnerGraphs:
         """Recordings. A recorder does not see other kernels than the compiled ones."""

@@ -38,8 +38,6 @@ class Trait:
     PENALTIES = 8
     LOGIT_BIAS = 16
     MIN_TOKENS = 32
-    LOGPROBS = 64
-    PROMPT_LOGPROBS = 128
     NUCLEUS = 512
     """top_p without top_k: what it keeps depends on all tokens."""
 
@@ -68,7 +66,9 @@ class SamplingRows:
         self.bias_values = torch.zeros((num_rows, 0), device=device)
         self.num_biases = np.zeros(num_rows, dtype=np.int64)
         self.traits = np.zeros(num_rows, dtype=np.uint16)
+        self.wants_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self.num_logprobs = np.zeros(num_rows, dtype=np.int64)
+        self.wants_prompt_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
 
     def traits_of(self, rows: Int32Array) -> int:
@@ -83,12 +83,17 @@ class SamplingRows:
         """Take over the parameters of new sequences and forks."""
         for row, sampling in zip(rows, samplings, strict=True):
             self.traits[row] = _traits(sampling, self.vocab_size)
+            self.wants_logprobs[row] = sampling.logprobs is not None
             self.num_logprobs[row] = sampling.logprobs or 0
+            self.wants_prompt_logprobs[row] = sampling.prompt_logprobs is not None
             self.num_prompt_logprobs[row] = sampling.prompt_logprobs or 0
         index, floats, integers, seeds = self._transfers.upload(
             np.array(rows, dtype=np.int64),
             np.array([_floats(sampling) for sampling in samplings], dtype=np.float32).T,
-            np.array([self._integers_of(sampling) for sampling in samplings], dtype=np.int32).T,
+            np.array(
+                [(min(each.top_k or self.vocab_size, self.vocab_size), each.min_tokens) for each in samplings],
+                dtype=np.int32,
+            ).T,
             np.array([sampling.seed % 2**64 for sampling in samplings], dtype=np.uint64).view(np.int64),
         )
         self._floats[:, index] = floats
@@ -110,9 +115,6 @@ class SamplingRows:
         self.stop_token_ids = _resized(self.stop_token_ids, int(self.num_stop_ids.max()))
         self.bias_token_ids = _resized(self.bias_token_ids, int(self.num_biases.max()))
         self.bias_values = _resized(self.bias_values, int(self.num_biases.max()))
-
-    def _integers_of(self, sampling: SamplingParams) -> tuple[int, int]:
-        return min(sampling.top_k or self.vocab_size, self.vocab_size), sampling.min_tokens
 
     def _write_stop_tokens(self, row: int, token_ids: list[int]) -> None:
         padded = _padded(token_ids, self.stop_token_ids.shape[1])
@@ -154,8 +156,6 @@ def _traits(sampling: SamplingParams, vocab_size: int) -> int:
         Trait.PENALTIES: any(penalties),
         Trait.LOGIT_BIAS: any(0 <= token < vocab_size for token in sampling.logit_bias),
         Trait.MIN_TOKENS: sampling.min_tokens > 0 and any(0 <= token < vocab_size for token in sampling.stop_token_ids),
-        Trait.LOGPROBS: sampling.logprobs is not None,
-        Trait.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
     }
     return sum(trait for trait, is_needed in needed.items() if is_needed)
 
@@ -199,8 +199,10 @@ class Rows:
         self.drafts = torch.full((max_num_seqs, max_drafts), -1, dtype=torch.int32, device=device)
         """Guesses of the tokens after the known ones; -1 from where there is none."""
         self.sampling = SamplingRows(max_num_seqs, vocab_size, transfers)
+        self.core_chooses = np.zeros(max_num_seqs, dtype=np.bool_)
+        """Where it does not, the rank draws. On the host, as `num_candidates` and `prompt_lens` are."""
         self.num_candidates = np.zeros(max_num_seqs, dtype=np.int64)
-        """See `NewSequence`: 0 where the rank draws, else the core chooses. On the host, as `prompt_lens` is."""
+        """See `NewSequence`."""
         self.prompt_lens = np.zeros(max_num_seqs, dtype=np.int32)
         self.extra_keys: list[tuple[bytes, ...]] = [()] * max_num_seqs
         """See `RequestSpec`."""
@@ -298,6 +300,7 @@ class Rows:
             start += len(tokens)
             self.token_ids[new.row, : len(own)] = own
             self.num_candidates[new.row] = new.num_candidates
+            self.core_chooses[new.row] = new.num_candidates > 0
             self.prompt_lens[new.row] = new.spec.num_prompt_tokens
             self.extra_keys[new.row] = new.spec.extra_keys
 
@@ -313,6 +316,7 @@ class Rows:
         # Its parent may go on to blocks that it does not share; writes will tell.
         self.num_slots.index_fill_(0, target, 0)
         self.num_candidates[targets] = self.num_candidates[sources]
+        self.core_chooses[targets] = self.core_chooses[sources]
         self.prompt_lens[targets] = self.prompt_lens[sources]
         for row, keys in zip(targets, [self.extra_keys[row] for row in sources], strict=True):
             self.extra_keys[row] = keys

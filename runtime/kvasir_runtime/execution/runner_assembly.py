@@ -17,6 +17,7 @@ from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
 from kvasir_runtime.execution.pipeline_stages import EarlierStage, LastStage, StageFailures
 from kvasir_runtime.execution.platform import GraphSetup, Platform
+from kvasir_runtime.execution.pooling import Pooler
 from kvasir_runtime.execution.rows import PopulatedPages, Rows
 from kvasir_runtime.execution.stage_buffer import ENTERING, LineFormat, StageBuffer, StageDecoder
 from kvasir_runtime.execution.step_features import BeamCandidates, Logprobs, PromptScores, StepFeature, extra_buffers
@@ -75,6 +76,8 @@ class RunnerAssembly:
     """Of the numbers of the ranks that share these layers."""
     vocabulary: Callable[[], Vocabulary]
     """Raises GrammarError where there is none."""
+    pooler: Callable[[Rows, Transfers], Pooler] | None = None
+    """None: tokens are drawn."""
     pipeline: Pipeline | None = None
     """None: this rank has all layers, or its part of each."""
 
@@ -117,15 +120,21 @@ class RunnerAssembly:
             transfers=transfers,
         )
         most_tokens = max(self.limits.max_num_batched_tokens, self.limits.max_num_seqs * (1 + self.max_drafts))
-        features = step_features(rows, self.decoder.logits)
-        if draws:
-            features += (GrammarMask(rows, transfers, self.vocabulary),)
+        features = self._features(rows, transfers)
         extras, entering = extra_buffers(features, most_tokens, self.placement.device), None
         if self.pipeline is not None and not self.pipeline.stage.is_first:
             entering = StageBuffer(self._lines_before(self.pipeline, self.decoder.first_layer), most_tokens)
             extras[ENTERING] = entering.states
         caches = layer_caches(layout, self.kv_specs, buffer)
         return RunnerMemory(rows, buffer, caches, transfers, features, extras, entering)
+
+    def _features(self, rows: Rows, transfers: Transfers) -> tuple[StepFeature, ...]:
+        if self.pooler is not None:
+            return (self.pooler(rows, transfers),)
+        features = step_features(rows, self.decoder.logits)
+        if self.decoder.head is not None:
+            features += (GrammarMask(rows, transfers, self.vocabulary),)
+        return features
 
     def _model_runner(self, memory: RunnerMemory, graph_bytes: int) -> ModelRunner:
         num_own, proposer = len(self.decoder.kv_specs(self.placement.dtype)), self.proposer

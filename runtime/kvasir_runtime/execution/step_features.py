@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.attention.backend import StepInputs
-from kvasir_runtime.execution.rows import Rows, Trait
+from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_inputs import SampledPositions
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.sample import VerifiedTokens
@@ -26,7 +26,6 @@ from kvasir_runtime.scheduling.step import (
     LOGPROBS,
     PROMPT_LOGPROBS,
     BoolArray,
-    Int32Array,
     StepPlan,
     StepResult,
     StepTimes,
@@ -75,15 +74,13 @@ class StepFeature:
 
     name: str
     """Also of its columns in a result."""
+    wants: BoolArray  # [num_rows]
+    """Which rows' sequences want it, as `on_rows` or the rows' own bookkeeping has it."""
     extras: Mapping[str, TokenExtra] = MappingProxyType({})
     """What it fills in for layers to read."""
 
     def on_rows(self, plan: StepPlan) -> None:
         """The rows have taken over a plan with sequences added or forked, or tokens written."""
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        """Which of these rows' sequences want it; until the next `on_rows` its answers stay the same."""
-        return np.zeros(len(rows), dtype=np.bool_)
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Fill in the step's lines of its extras, on every pipeline stage; the step's tokens whose hidden states
@@ -123,7 +120,7 @@ class StepFeatures:
         key = self._rows.version, plan.rows.tobytes()
         if key != self._key:
             self._key = key
-            self._wanted = tuple(feature for feature in self._features if feature.wanted_by(plan.rows).any())
+            self._wanted = tuple(feature for feature in self._features if feature.wants[plan.rows].any())
         return self._wanted
 
 
@@ -150,7 +147,7 @@ class PendingResult:
 
     def result(self) -> StepResult:
         packed, *of_features = self._download.arrays()
-        verified, arrived = VerifiedTokens(torch.from_numpy(packed), self._width), iter(of_features)
+        verified, arrived = VerifiedTokens.of(torch.from_numpy(packed), self._width), iter(of_features)
         return StepResult(
             token_ids=verified.token_ids.numpy(),
             num_accepted=verified.num_accepted.numpy(),
@@ -172,20 +169,18 @@ class Logprobs(StepFeature):
 
     def __init__(self, rows: Rows) -> None:
         self._sampling = rows.sampling
+        self.wants = rows.sampling.wants_logprobs
         self._raw: Tensor | None = None
 
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return self._sampling.having(Trait.LOGPROBS, rows)
-
     def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
-        own = positions.having(self.name, self.wanted_by)
+        own = positions.having(self.name, self.wants)
         self._raw = None if own is None else own.of(logits)
         return logits
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
         """A line for each position. `lines` and `offsets` say which token of the result it is about."""
         positions = step.positions
-        own, raw = positions.having(self.name, self.wanted_by), self._raw
+        own, raw = positions.having(self.name, self.wants), self._raw
         if drawn is None or own is None or raw is None:
             return None
         self._raw = None
@@ -228,18 +223,16 @@ class PromptScores(StepFeature):
 
     def __init__(self, rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> None:
         self._rows = rows
+        self.wants = rows.sampling.wants_prompt_logprobs
         self._to_logits = to_logits
         self._prompts: list[ScoredPrompt] = []
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return self._rows.sampling.having(Trait.PROMPT_LOGPROBS, rows)
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         """Those of the chunks that hold prompt tokens to be scored. A chunk starts where it was planned to."""
         query_lens = inputs.lengths.query_lens
         ends = np.cumsum(query_lens, dtype=np.int64)
         self._prompts = []
-        for request in np.flatnonzero(self.wanted_by(plan.rows)).tolist():
+        for request in np.flatnonzero(self.wants[plan.rows]).tolist():
             row, first, length = int(plan.rows[request]), int(plan.starts[request]), int(query_lens[request])
             number = min(first + length, int(self._rows.prompt_lens[row]) - 1) - first
             if request >= plan.num_decodes and number > 0:
@@ -273,12 +266,10 @@ class BeamCandidates(StepFeature):
 
     def __init__(self, rows: Rows) -> None:
         self._numbers = rows.num_candidates
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return self._numbers[rows] > 0
+        self.wants = rows.core_chooses
 
     def adjust(self, logits: Tensor, positions: SampledPositions) -> Tensor:
-        own = positions.having(self.name, self.wanted_by)
+        own = positions.having(self.name, self.wants)
         if own is None:
             return logits
         changed = logits.float().nan_to_num(nan=float("-inf"), posinf=torch.finfo(torch.float32).max)
@@ -287,7 +278,7 @@ class BeamCandidates(StepFeature):
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
         """A line for each beam, which has one position."""
-        own = step.positions.having(self.name, self.wanted_by)
+        own = step.positions.having(self.name, self.wants)
         if drawn is None or own is None:
             return None
         numbers = self._numbers[own.host_rows]

@@ -4,7 +4,7 @@ which are the last token of a chunk that samples, a decode's token and each of i
 What has not changed since the last plan is not uploaded again: a steady decode is laid out once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -140,6 +140,7 @@ class SampledPositions:
     rows_of: Tensor  # int64 [num_positions]
     num_earlier: Tensor  # int64 [num_positions], drafts of the sequence before the position's token is drawn
     places: Tensor  # int64 [num_positions], in [num_sampled, width] end to end
+    num_positions: int
     width: int
     """Most positions of a sequence."""
     traits: int
@@ -153,22 +154,18 @@ class SampledPositions:
     transfers: Transfers
     _wanted: dict[tuple[str, bool], Subset | None] = field(default_factory=dict)
 
-    @property
-    def num_positions(self) -> int:
-        return len(self.host_tokens)
-
     def tensors(self, after: Tensor, mask: Tensor | None) -> PositionTensors:
         """What kernels read."""
         is_random, has_nucleus = bool(self.traits & Trait.RANDOM), bool(self.traits & Trait.NUCLEUS)
         return PositionTensors(self.rows_of, after, self.num_earlier, mask, is_random, has_nucleus)
 
-    def having(self, name: str, which: Callable[[Int32Array], BoolArray], *, sequences: bool = False) -> Subset | None:
-        """The positions (or sequences) whose rows are those asked for, which `name` stands for; None: there are none.
-        Laid out on the first call."""
+    def having(self, name: str, which: BoolArray, *, sequences: bool = False) -> Subset | None:
+        """The positions (or sequences) of rows for which `which` [num_rows] is true, and `name` stands; None: there are
+        none. Laid out on the first call."""
         key = name, sequences
         if key not in self._wanted:
             rows = self.host_rows if sequences else self.host_rows[self.host_sequences]
-            index = np.flatnonzero(which(rows))
+            index = np.flatnonzero(which[rows])
             self._wanted[key] = subset(self.transfers, index, rows) if len(index) else None
         return self._wanted[key]
 
@@ -204,7 +201,7 @@ class SampledPositionsBuilder:
         tokens = ends[requests][sequence] - counts[sequence] + num_earlier
         rows = plan.rows[requests]
         rows_of = rows[sequence]
-        draws = self._rows.num_candidates[rows] == 0
+        draws = ~self._rows.core_chooses[rows]
         width = int(counts.max(initial=1))
         places = sequence * width + num_earlier
         uploaded = self._transfers.upload(
@@ -224,6 +221,7 @@ class SampledPositionsBuilder:
             rows_of=uploaded[5],
             num_earlier=uploaded[6],
             places=uploaded[7],
+            num_positions=len(tokens),
             width=width,
             traits=traits,
             drawing=None if draws.all() else subset(self._transfers, np.flatnonzero(draws), rows),
@@ -238,7 +236,7 @@ class SampledPositionsBuilder:
         """Not of rows that draw nothing."""
         if not traits & Trait.RANDOM:
             return None
-        draws = self._rows.num_candidates[rows_of] == 0
+        draws = ~self._rows.core_chooses[rows_of]
         index = np.flatnonzero(self._rows.sampling.having(Trait.RANDOM, rows_of) & draws)
         return subset(self._transfers, index, rows_of) if len(index) else None
 

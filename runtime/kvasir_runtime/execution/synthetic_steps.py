@@ -5,10 +5,12 @@ They use the first rows and whatever pages their block tables name; sequences th
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.requests.add_request import RequestSpec
+from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
@@ -46,6 +48,12 @@ def decode_step(num_sequences: int, num_drafts: int, seq_len: int, *samplings: S
     )
 
 
+def pooling_step(lengths: list[int]) -> StepPlan:
+    """Prompts of these lengths, computed whole; a vector is made of each."""
+    plan = _plan(lengths, [0] * len(lengths), lengths, 0, (GREEDY,), 0, Pooling(needs_whole_prompt=True))
+    return msgspec.structs.replace(plan, samples=np.zeros(len(lengths), dtype=np.bool_))
+
+
 def run(runner: StepRunner, plan: StepPlan) -> None:
     """Compute the step and wait for it."""
     runner.forward(plan)
@@ -59,12 +67,13 @@ def _plan(
     num_decodes: int,
     samplings: Sequence[SamplingParams],
     proposals: int,
+    pooling: Pooling | None = None,
 ) -> StepPlan:
     rows = range(len(known))
     added = tuple(
         NewSequence(
             row,
-            RequestSpec(prompt_token_ids=[0] * known[row], sampling=samplings[row % len(samplings)]),
+            RequestSpec(prompt_token_ids=[0] * known[row], sampling=samplings[row % len(samplings)], pooling=pooling),
             output_token_ids=[],
             num_computed_tokens=0,
         )

@@ -44,7 +44,7 @@ class Transfers:
     def upload(self, *arrays: NDArray[np.generic]) -> tuple[Tensor, ...]:
         """The arrays on the device, in one copy that nobody waits for. On CPU they must not be changed afterwards."""
         if self._results is None:
-            return tuple(torch.from_numpy(array) for array in arrays)
+            return tuple(map(torch.from_numpy, arrays))
         return unpack(pack(arrays, pin_memory=True).to(self.device, non_blocking=True), arrays)
 
     def download(self, tensors: Sequence[Tensor]) -> Download:

@@ -14,9 +14,10 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend, DecodeBounds
 from kvasir_runtime.attention.select import check_readable
 from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
-from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.errors import ConfigurationError, GrammarError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
+from kvasir_runtime.execution.encoder_worker import check_encoder_can, load_encoder
 from kvasir_runtime.execution.executor import StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import (
@@ -28,19 +29,31 @@ from kvasir_runtime.execution.limits import (
 from kvasir_runtime.execution.memory_profile import memory_before_loading
 from kvasir_runtime.execution.pipeline import Pipeline, join_pipeline
 from kvasir_runtime.execution.platform import Platform, platform_of
+from kvasir_runtime.execution.pooling import Pooler
+from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.runner_assembly import RunnerAssembly
 from kvasir_runtime.execution.startup import LoadingProgress, StartupTimer
-from kvasir_runtime.execution.synthetic_steps import ADJUSTED, DEMANDING, GREEDY, RANDOM, decode_step, prefill_step, run
+from kvasir_runtime.execution.synthetic_steps import (
+    ADJUSTED,
+    DEMANDING,
+    GREEDY,
+    RANDOM,
+    decode_step,
+    pooling_step,
+    prefill_step,
+    run,
+)
+from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.attention_tiles import SPLIT_UNIT_KEYS
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kv_cache.spec import KvSpec, make_layout
 from kvasir_runtime.models.checkpoint import Checkpoint
-from kvasir_runtime.models.checkpoint_names import names_of
+from kvasir_runtime.models.checkpoint_names import names_in
 from kvasir_runtime.models.decoder import Decoder
-from kvasir_runtime.models.families import read_options
-from kvasir_runtime.models.hf_config import read_config
+from kvasir_runtime.models.families import generating_architecture, read_options
+from kvasir_runtime.models.hf_config import HuggingFaceConfig, read_config
 from kvasir_runtime.models.loader import load_decoder
 from kvasir_runtime.models.mixture_of_experts import check_has_experts
 from kvasir_runtime.models.options import DecoderOptions
@@ -49,6 +62,8 @@ from kvasir_runtime.models.tensor_parallel import own_heads
 from kvasir_runtime.parallel.collectives import SingleRank
 from kvasir_runtime.parallel.groups import RankGroups, alone
 from kvasir_runtime.parallel.stage import Stage
+from kvasir_runtime.pooling.description import PoolingDescription, describe_pooling
+from kvasir_runtime.pooling.head import Head, load_decoder_head
 from kvasir_runtime.speculative.proposer import Proposer
 from kvasir_runtime.structured.vocabulary import Vocabulary
 
@@ -119,27 +134,30 @@ def load_worker(
     platform = platform or platform_of(device)
     num_threads = execution.num_threads or max(1, usable_cores() // num_sharers)
     torch.set_num_threads(num_threads)
-    config = read_config(Path(model.model))
-    options = read_options(config)
+    pooling = describe_pooling(model)
+    if pooling is not None and make_proposer is not None:
+        raise ConfigurationError(
+            "--speculative-config is for models that generate, but this one makes vectors; leave it out, or pass "
+            "--runner generate"
+        )
+    config = read_config(Path(model.model), model.hf_overrides)
+    if pooling is not None and pooling.is_encoder:
+        check_encoder_can(place.topology, cache)
+        placement = _placement(model, config, execution, platform, timer, groups)
+        encoder, description = load_encoder(model, cache, scheduler, config, pooling, placement, timer)
+        return Worker(
+            runner=encoder, description=description, prepare_thread=partial(_prepare_thread, device, num_threads)
+        )
+    options = _options(config, pooling)
     if place.topology.expert_parallel:
         check_has_experts(options)
     make = None if make_vocabulary is None else partial(make_vocabulary, options.vocab_size)
     vocabulary = AwaitedVocabulary(make)
-    max_model_len = resolve_max_model_len(options, model.max_model_len)
+    max_model_len = resolve_max_model_len(options, _wanted_length(model, options, pooling))
     max_drafts = _max_drafts(execution) if make_proposer is not None else 0
     budget = resolve_max_num_batched_tokens(scheduler, device, max_model_len, max_drafts)
     limits = SequenceLimits(scheduler.max_num_seqs, max_model_len, budget)
-    placement = Placement(
-        device=device,
-        dtype=select_dtype(model.dtype, config.dtype),
-        ops=platform.ops(),
-        make_weight=partial(_measured_weight, timer, execution),
-        make_grouped_weight=partial(
-            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
-        ),
-        tensor=groups.tensor,
-        expert_parallel=place.topology.expert_parallel,
-    )
+    placement = _placement(model, config, execution, platform, timer, groups)
     backend = platform.attention_backend(
         execution.attention_backend, DecodeBounds(scheduler.max_num_seqs, 1 + max_drafts), cache.kv_cache_dtype
     )
@@ -153,6 +171,7 @@ def load_worker(
     limits = replace(limits, max_model_len=groups.least(fitted(layout, memory, limits)))
     with timer.measure("load_weights"):
         with Checkpoint(Path(model.model)) as checkpoint:
+            pooler = None if pooling is None else _pooler(pooling, checkpoint, options, placement)
             drafts_embed = stage.is_last and _drafts_embed(execution)
             decoder = load_decoder(
                 checkpoint,
@@ -161,6 +180,7 @@ def load_worker(
                 limits.max_model_len,
                 stage,
                 drafts_embed=drafts_embed,
+                has_head=pooling is None,
                 over_layers=LoadingProgress(place.name, place.topology.num_ranks, options.num_layers).over,
             )
         proposer = None
@@ -183,16 +203,20 @@ def load_worker(
             max_drafts=max_drafts,
             least=groups.least_of_stage,
             vocabulary=vocabulary,
+            pooler=pooler,
             pipeline=_pipeline(stage, groups, kv_specs, proposer),
         )
-        memory = platform.memory(assembly.runner, limits, max_drafts, num_sharers)
+        memory = platform.memory(assembly.runner, limits, max_drafts, num_sharers, pooling is not None)
         limits = replace(limits, max_model_len=groups.least(fitted(assembly.layout, memory, limits)))
         assembly = replace(assembly, limits=limits)
         num_blocks = groups.least(num_kv_blocks(cache, assembly.layout, memory, limits))
         # Ranks that capture together must run out of memory for it together.
         runner = assembly.runner(num_blocks, groups.least_of_stage(memory.graph_bytes))
     with timer.measure("warm_up"):
-        _warm_up(runner, limits, max_drafts)
+        if pooling is None:
+            _warm_up(runner, limits, max_drafts)
+        else:
+            run(runner, pooling_step([min(2, limits.max_model_len)]))
     description = RankDescription(
         layout=assembly.layout,
         kv_specs=tuple(kv_specs),
@@ -205,8 +229,53 @@ def load_worker(
         device=str(device),
         startup_seconds=timer.seconds,
     )
-    vocabulary.begin()
+    if pooling is None:
+        vocabulary.begin()
     return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
+
+
+def _placement(
+    model: ModelConfig,
+    config: HuggingFaceConfig,
+    execution: ExecutionConfig,
+    platform: Platform,
+    timer: StartupTimer,
+    groups: RankGroups,
+) -> Placement:
+    return Placement(
+        device=platform.device,
+        dtype=select_dtype(model.dtype, config.dtype),
+        ops=platform.ops(),
+        make_weight=partial(_measured_weight, timer, execution),
+        make_grouped_weight=partial(
+            make_grouped_weight, path=execution.linear_path, batch_invariant=execution.batch_invariant
+        ),
+        tensor=groups.tensor,
+        expert_parallel=groups.place.topology.expert_parallel,
+    )
+
+
+def _options(config: HuggingFaceConfig, pooling: PoolingDescription | None) -> DecoderOptions:
+    """Of a pooling model those of the generating one whose layers it has."""
+    if pooling is None:
+        return read_options(config)
+    return read_options(config, generating_architecture(pooling.architecture))
+
+
+def _wanted_length(model: ModelConfig, options: DecoderOptions, pooling: PoolingDescription | None) -> int | None:
+    """The flag's, else how far a pooling model was trained."""
+    if model.max_model_len is not None or pooling is None or pooling.inputs.max_tokens is None:
+        return model.max_model_len
+    return min(pooling.inputs.max_tokens, options.max_exact_length)
+
+
+def _pooler(
+    pooling: PoolingDescription, checkpoint: Checkpoint, options: DecoderOptions, placement: Placement
+) -> Callable[[Rows, Transfers], Pooler]:
+    """Made for the rows of each runner. Raises CheckpointError."""
+    names = names_in(checkpoint, options.architecture)
+    head: Head = load_decoder_head(pooling, checkpoint, options, names, placement.device)
+    return lambda rows, transfers: Pooler(rows, transfers, pooling, head, options.hidden_size)
 
 
 def _expected_specs(options: DecoderOptions, stage: Stage, placement: Placement, cache: CacheConfig) -> list[KvSpec]:
@@ -219,7 +288,7 @@ def _expected_specs(options: DecoderOptions, stage: Stage, placement: Placement,
 def _weight_bytes(folder: Path, options: DecoderOptions, dtype: torch.dtype) -> int:
     """Of the whole model as `dtype`; a tied embedding counts once, even where the checkpoint has it twice."""
     with Checkpoint(folder) as checkpoint:
-        head = f"{names_of(options.architecture).head}.weight" if options.tie_word_embeddings else None
+        head = f"{names_in(checkpoint, options.architecture).head}.weight" if options.tie_word_embeddings else None
         return checkpoint.num_values(ignored=head) * dtype.itemsize
 
 

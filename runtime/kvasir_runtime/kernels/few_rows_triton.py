@@ -104,8 +104,7 @@ class FewRowsWeight(PlainWeight):
 
     def compile(self) -> None:
         """All that any number of rows needs."""
-        for num_rows in (1, MOST_ROWS):
-            self(self._weight.new_zeros(num_rows, self._weight.shape[1]))
+        self(self._weight.new_zeros(1, self._weight.shape[1]))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -114,7 +113,8 @@ def _few_rows_kernel(
     HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
     PREFETCHED: tl.constexpr, WIDENS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of outputs). Tiles are [part, output, input], so that each warp multiplies a part."""
+    """Program (tile of outputs). Tiles are [part, output or row, input]: each warp multiplies a part, and shared memory
+    is swizzled over outputs and rows, else their reads would be of one bank."""
     rows = tl.arange(0, ROWS)
     columns = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     part_inputs: tl.constexpr = INPUTS // PARTS
@@ -124,15 +124,15 @@ def _few_rows_kernel(
     wait_for_previous()
     let_next_start()
     weight_tile = weight + columns.to(tl.int64)[None, :, None] * num_inputs + inputs[:, None, :]
-    x_tile = x + rows[None, None, :] * x_stride + inputs[:, :, None]
+    x_tile = x + rows[None, :, None] * x_stride + inputs[:, None, :]
     part_sums = tl.zeros((PARTS, OUTPUTS, ROWS), tl.float32)
     for first in range(0, num_inputs, INPUTS):
         is_input = first + inputs < num_inputs
         left = tl.load(weight_tile + first, mask=is_column[None, :, None] & is_input[:, None, :], other=0.0)
-        right = tl.load(x_tile + first, mask=is_row[None, None, :] & is_input[:, :, None], other=0.0)
+        right = tl.load(x_tile + first, mask=is_row[None, :, None] & is_input[:, None, :], other=0.0)
         if WIDENS:
             left, right = left.to(tl.float32), right.to(tl.float32)
-        part_sums = tl.dot(left, right, part_sums, input_precision="ieee")
+        part_sums = tl.dot(left, tl.permute(right, (0, 2, 1)), part_sums, input_precision="ieee")
     sums = tl.sum(part_sums, 0)
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]

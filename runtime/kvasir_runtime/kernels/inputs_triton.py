@@ -62,14 +62,16 @@ def _prepare_inputs_kernel(
 
 def triton_load_inputs(step: DecodeTensors, graph: DecodeTensors) -> None:
     """As `load_inputs_reference`."""
-    num_blocks = triton.cdiv(max(graph.num_tokens, graph.num_requests + 1), _BLOCK)
+    num_requests, num_tokens = graph.seq_lens.shape[0], graph.token_ids.shape[0]
+    num_blocks = triton.cdiv(max(num_tokens, num_requests + 1), _BLOCK)
     for group, (slots, graph_slots) in enumerate(zip(step.slots, graph.slots, strict=True)):
         _launch_load_inputs(
             (num_blocks,),
             graph.token_ids, graph.positions, graph_slots, graph.query_starts, graph.seq_lens, graph.rows,
-            graph.num_tokens, graph.num_requests,
+            num_tokens, num_requests,
             step.token_ids, step.positions, slots, step.query_starts, step.seq_lens, step.rows,
-            step.num_tokens, step.num_requests, IS_FIRST=group == 0, MAY_DIFFER=graph.may_differ, BLOCK=_BLOCK,
+            step.token_ids.shape[0], step.seq_lens.shape[0], IS_FIRST=group == 0, MAY_DIFFER=num_tokens > num_requests,
+            BLOCK=_BLOCK,
         )  # fmt: skip
 
 

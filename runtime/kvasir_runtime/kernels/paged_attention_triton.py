@@ -292,8 +292,9 @@ def _cut_keys(
     if HAS_WINDOW:
         lowest_key = tl.maximum(0, seq_len - query_len - window + 1)
     num_keys = seq_len - lowest_key
-    unit = tl.where(num_keys <= _SHORT_UNITS * SPLIT_UNIT, SPLIT_UNIT, 2 * SPLIT_UNIT)
-    split_keys = tl.maximum(1, tl.cdiv(num_keys, unit * MAX_SPLITS)) * unit
+    longer = 1 + (num_keys > _SHORT_UNITS * SPLIT_UNIT).to(tl.int32)
+    num_units = tl.maximum(1, tl.cdiv(num_keys, longer * SPLIT_UNIT * MAX_SPLITS)) * longer
+    split_keys = num_units * SPLIT_UNIT  # a product, so that Triton knows what keys are multiples of
     return lowest_key, split_keys, tl.maximum(1, tl.cdiv(num_keys, split_keys))
 
 

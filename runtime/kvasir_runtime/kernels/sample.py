@@ -152,29 +152,19 @@ class VerifiedTokens:
 
     packed: Tensor  # int32 [num_sampled * (width + 2)]: the three below, one behind the other
     width: int
+    token_ids: Tensor  # int32 [num_sampled, width], as drawn; only the first `num_accepted` hold
+    num_accepted: Tensor  # int32 [num_sampled], the drafts that hold and one more; 0 where nothing is drawn
+    num_drafts: Tensor  # int32 [num_sampled], drafts that were there to verify
+
+    @classmethod
+    def of(cls, packed: Tensor, width: int) -> "VerifiedTokens":
+        num_sampled = packed.shape[0] // (width + 2)
+        token_ids, num_accepted, num_drafts = packed.split_with_sizes((num_sampled * width, num_sampled, num_sampled))
+        return cls(packed, width, token_ids.view(-1, width), num_accepted, num_drafts)
 
     @classmethod
     def empty(cls, num_sampled: int, width: int, device: torch.device) -> "VerifiedTokens":
-        return cls(torch.empty(num_sampled * (width + 2), dtype=torch.int32, device=device), width)
-
-    @property
-    def token_ids(self) -> Tensor:
-        """Int32 [num_sampled, width], as drawn; only the first `num_accepted` hold."""
-        return self.packed[: self._num_sampled * self.width].view(-1, self.width)
-
-    @property
-    def num_accepted(self) -> Tensor:
-        """Int32 [num_sampled], the drafts that hold and one more; 0 where nothing is drawn."""
-        return self.packed[self._num_sampled * self.width :][: self._num_sampled]
-
-    @property
-    def num_drafts(self) -> Tensor:
-        """Int32 [num_sampled], drafts that were there to verify."""
-        return self.packed[self._num_sampled * (self.width + 1) :]
-
-    @property
-    def _num_sampled(self) -> int:
-        return self.packed.shape[0] // (self.width + 2)
+        return cls.of(torch.empty(num_sampled * (width + 2), dtype=torch.int32, device=device), width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +202,7 @@ def verify_drafts_reference(token_ids: Tensor, drawn: DrawnPositions, known: Kno
     known.token_ids[rows.unsqueeze(1), drawn.positions[index] + 1] = own
     known.num_known[rows] = base + num_accepted + 1
     known.num_computed[rows] = base + num_accepted.clamp(min=1)
-    return VerifiedTokens(torch.cat((own.flatten(), num_accepted, is_there.sum(dim=1).int())), drawn.width)
+    return VerifiedTokens.of(torch.cat((own.flatten(), num_accepted, is_there.sum(dim=1).int())), drawn.width)
 
 
 def verify_most_likely(argmax: Callable[[Tensor], Tensor], verify_drafts: VerifyDrafts) -> VerifyMostLikely:

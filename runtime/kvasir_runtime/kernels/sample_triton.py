@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import column_of_key
+from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
 from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.philox_triton import uniform
 from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
@@ -125,6 +126,8 @@ def _find_largest_kernel(
     inverse_temperature, log_min_p, top_k, NUM_BLOCKS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Program (position, block). Finds `bounds`, and the most likely token."""
+    wait_for_previous()
+    let_next_start()
     position, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_blocks, chunks = tl.num_programs(1), tl.arange(0, BLOCK // CHUNK)
     row = tl.load(rows + position)
@@ -166,6 +169,8 @@ def _find_nucleus_kernel(
     inverse_temperature, top_k, top_p, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (position, block). Finds `nuclei` of rows with top_p alone."""
+    wait_for_previous()
+    let_next_start()
     position, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + position)
     inverse, share = tl.load(inverse_temperature + row), tl.load(top_p + row)
@@ -204,6 +209,8 @@ def _draw_kernel(
 
     A block's tokens that are kept for certain are summed up, those that may be are collected.
     """
+    wait_for_previous()
+    let_next_start()
     position, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_blocks = tl.num_programs(1)
     row = tl.load(rows + position)
@@ -404,6 +411,6 @@ def _sum_all(
     return total
 
 
-_launch_find_largest = Launcher(_find_largest_kernel)
-_launch_find_nucleus = Launcher(_find_nucleus_kernel)
-_launch_draw = Launcher(_draw_kernel)
+_launch_find_largest = Launcher(_find_largest_kernel, starts_early=True)
+_launch_find_nucleus = Launcher(_find_nucleus_kernel, starts_early=True)
+_launch_draw = Launcher(_draw_kernel, starts_early=True)

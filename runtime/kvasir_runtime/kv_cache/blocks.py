@@ -54,17 +54,14 @@ class FreeList:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._ends = Block(-1)
         self._ends.previous = self._ends.next = self._ends
-        self._length = 0
+        self.num_blocks = 0
         for block in blocks:
             self.append(block)
-
-    def __len__(self) -> int:
-        return self._length
 
     def pop_front(self) -> Block:
         block = self._ends.next
         assert block is not None
-        assert self._length, "popped from an empty free list"
+        assert self.num_blocks, "popped from an empty free list"
         self.remove(block)
         return block
 
@@ -82,7 +79,7 @@ class FreeList:
         assert after is not None
         before.next, after.previous = after, before
         block.previous = block.next = None
-        self._length -= 1
+        self.num_blocks -= 1
 
     def _insert_before(self, block: Block, place: Block) -> None:
         before = place.previous
@@ -90,7 +87,7 @@ class FreeList:
         assert block.next is None, f"{block} is on the free list already"
         block.previous, block.next = before, place
         before.next = place.previous = block
-        self._length += 1
+        self.num_blocks += 1
 
 
 class BlockPool:
@@ -100,22 +97,19 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, event_log: KvEventLog | None = None) -> None:
+        self.num_blocks = num_blocks
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._free = FreeList(self.blocks)
         self._by_content: dict[ContentKey, Block] = {}
         self._event_log = event_log
 
     @property
-    def num_blocks(self) -> int:
-        return len(self.blocks)
-
-    @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._free.num_blocks
 
     @property
     def num_used(self) -> int:
-        return len(self.blocks) - len(self._free)
+        return self.num_blocks - self._free.num_blocks
 
     def allocate(self) -> Block:
         """A block with one reference and no content. The caller has made sure that one is free."""

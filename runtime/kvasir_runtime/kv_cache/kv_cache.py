@@ -13,7 +13,7 @@ import numpy as np
 
 from kvasir_runtime.kv_cache.blocks import Block, BlockPool, ContentKey, SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
-from kvasir_runtime.kv_cache.spec import KvGroup, Reach, num_tokens_in
+from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
 TableWrite = tuple[int, int, int]
 """KV group, index in the sequence's table of that group, block id."""
@@ -50,8 +50,11 @@ class KvCache:
         self.num_queries = 0
         self.num_hits = 0
         self._reaches = tuple(group.reach for group in groups)
+        self._full = [group for group, reach in enumerate(self._reaches) if reach.is_full]
         self._short = [(group, reach) for group, reach in enumerate(self._reaches) if not reach.is_full]
         """Groups of which a token does not see all before it."""
+        self.num_tokens = num_tokens_in(num_blocks, block_size, len(groups))
+        """That all blocks have room for."""
         self._is_caching = enable_prefix_caching
         self._event_log = event_log
 
@@ -64,11 +67,6 @@ class KvCache:
         """That the blocks in use have room for."""
         return num_tokens_in(self.pool.num_used, self.block_size, len(self._reaches))
 
-    @property
-    def num_tokens(self) -> int:
-        """That all blocks have room for."""
-        return num_tokens_in(self.pool.num_blocks, self.block_size, len(self._reaches))
-
     def empty(self, extra_keys: tuple[bytes, ...] = ()) -> SequenceBlocks:
         """Tables of a sequence that holds nothing yet."""
         return SequenceBlocks(self.block_size, tuple([] for _ in self._reaches), [0] * len(self._reaches), extra_keys)
@@ -79,11 +77,12 @@ class KvCache:
         At least one token is left to compute, since the next token is sampled from its logits.
         """
         num_blocks = self._num_cached(token_ids, blocks, self._num_to_look_up(token_ids))
-        tables = tuple(
-            self._found(token_ids, blocks, group, self._first_seen(reach, num_blocks * self.block_size), num_blocks)
-            for group, reach in enumerate(self._reaches)
-        )
-        return Prefix(num_blocks * self.block_size, tables)
+        num_tokens = num_blocks * self.block_size
+        tables = [
+            self._found(token_ids, blocks, group, first, num_blocks)
+            for group, first in enumerate(self._firsts_seen(num_tokens))
+        ]
+        return Prefix(num_tokens, tuple(tables))
 
     def num_cached(self, hashes: Sequence[bytes]) -> int:
         """Length in blocks of the longest beginning of the chain that is cached."""
@@ -109,11 +108,12 @@ class KvCache:
         step's tokens, cached blocks included.
         """
         num_new = -(-num_tokens // self.block_size) - prefix.num_tokens // self.block_size
-        total = 0
-        for reach, found in zip(self._reaches, prefix.tables, strict=True):
-            num_pages = num_new + sum(block is not None and block.num_references == 0 for block in found)
-            total += reach.most_blocks(num_pages, most_at_once, self.block_size)
-        return total
+        num_pages = [
+            num_new + sum(block is not None and block.num_references == 0 for block in found) for found in prefix.tables
+        ]
+        for group, reach in self._short:
+            num_pages[group] = reach.most_blocks(num_pages[group], most_at_once, self.block_size)
+        return sum(num_pages)
 
     def num_freed(self, holders: Iterable[SequenceBlocks], prefix: Prefix) -> int:
         """Pages that come free when all of these sequences give up their blocks, but for those of the prefix, which
@@ -208,8 +208,7 @@ class KvCache:
 
     def groups_seeing(self, index: int, num_blocks: int) -> list[int]:
         """KV groups of which block `index` is seen by the token behind the first `num_blocks` blocks."""
-        num_tokens = num_blocks * self.block_size
-        return [group for group, reach in enumerate(self._reaches) if index >= self._first_seen(reach, num_tokens)]
+        return [group for group, first in enumerate(self._firsts_seen(num_blocks * self.block_size)) if index >= first]
 
     def hashes_to_look_up(self, token_ids: Tokens, blocks: SequenceBlocks) -> list[bytes]:
         """Of all full blocks that `match` may find."""
@@ -302,9 +301,8 @@ class KvCache:
 
     def _num_cached(self, token_ids: Tokens, blocks: SequenceBlocks, most: int) -> int:
         """Length of the longest beginning of which every group has what the next token sees."""
-        for group, reach in enumerate(self._reaches):
-            if reach.is_full:
-                most = self._num_found(token_ids, blocks, group, most)
+        for group in self._full:
+            most = self._num_found(token_ids, blocks, group, most)
         return self._shrink_to_seen(token_ids, blocks, most)
 
     def _num_found(self, token_ids: Tokens, blocks: SequenceBlocks, group: int, most: int) -> int:
@@ -340,6 +338,18 @@ class KvCache:
         ]
         return [None] * first + seen
 
+    def _firsts_seen(self, position: int) -> list[int]:
+        """By group."""
+        firsts = [0] * len(self._reaches)
+        for group, reach in self._short:
+            firsts[group] = self._first_seen(reach, position)
+        return firsts
+
     def _first_seen(self, reach: Reach, position: int) -> int:
         """Index of the first block that the token at this position sees."""
         return reach.first_seen(position) // self.block_size
+
+
+def num_tokens_in(num_blocks: int, block_size: int, num_groups: int) -> int:
+    """That so many blocks have room for; a token takes a place in a block of each group."""
+    return num_blocks * block_size // num_groups

@@ -209,8 +209,3 @@ def _runs(specs: list[int], sizes: Sequence[int], page_bytes: int) -> list[list[
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def num_tokens_in(num_blocks: int, block_size: int, num_groups: int) -> int:
-    """That so many blocks have room for; a token takes a place in a block of each group."""
-    return num_blocks * block_size // num_groups

@@ -4,6 +4,7 @@ Many draft heads are published as a pickle alone, which may have the name of a w
 is; but heads use their target's tokenizer, and no model is served without one.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
@@ -15,6 +16,8 @@ from kvasir_runtime.model_sources.source import RemoteFile
 _SUFFIXES: Final = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
 # Transformers keeps further chat templates there; other folders hold other formats (onnx/, original/).
 _FOLDERS: Final = frozenset({"", "additional_chat_templates"})
+# The sentence-transformers library keeps what follows a model in these: 1_Pooling, 2_Dense.
+_MODULE: Final = re.compile("[0-9]+_[A-Za-z]+")
 # The same weights once more, as their authors trained them.
 _DUPLICATES: Final = "consolidated"
 # As EAGLE's and Medusa's authors name them (speculative/eagle_heads.py, speculative/medusa.py); whole models the first.
@@ -48,7 +51,7 @@ def may_be_served(name: str) -> bool:
     """`name` is its path in the repository. Whether a pickle is, the other files decide."""
     path = PurePosixPath(name)
     folder = "" if path.parent == PurePosixPath(".") else str(path.parent)
-    if folder not in _FOLDERS or path.name.startswith("."):
+    if not (folder in _FOLDERS or _MODULE.fullmatch(folder)) or path.name.startswith("."):
         return False
     if path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json"):
         return not path.name.startswith(_DUPLICATES)
@@ -64,7 +67,8 @@ def _left_pickles(paths: set[str]) -> frozenset[str]:
 
 
 def _has_safetensors(paths: Iterable[str]) -> bool:
-    return any(path.endswith(".safetensors") for path in paths)
+    """Of the model itself."""
+    return any(path.endswith(".safetensors") and "/" not in path for path in paths)
 
 
 def _some(files: list[RemoteFile]) -> str:

@@ -71,7 +71,7 @@ class Checkpoint:
     ) -> None:
         self._open.close()
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._holders
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """What the families call their tensors. Only loading knows these names; the architecture's options do not."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 
 from kvasir_runtime.models.options import NormPlace
 
@@ -82,6 +82,24 @@ _OF_ARCHITECTURE: Mapping[str, CheckpointNames] = {
 }
 
 
+_WITHOUT_HEAD = "model."
+"""Before the names of all modules but the head; checkpoints saved without a head leave it out."""
+
+
 def names_of(architecture: str) -> CheckpointNames:
     """Most families use Llama's names."""
     return _OF_ARCHITECTURE.get(architecture, CheckpointNames())
+
+
+def names_in(tensors: Container[str], architecture: str) -> CheckpointNames:
+    """As the checkpoint with these tensors has them."""
+    names = names_of(architecture)
+    embedding = names.embedding.removeprefix(_WITHOUT_HEAD)
+    if f"{embedding}.weight" not in tensors:
+        return names
+    return replace(
+        names,
+        embedding=embedding,
+        layers=names.layers.removeprefix(_WITHOUT_HEAD),
+        norm=names.norm.removeprefix(_WITHOUT_HEAD),
+    )

@@ -27,6 +27,17 @@ FAMILIES: Mapping[str, Callable[[HuggingFaceConfig], DecoderOptions]] = {
 }
 
 
+_NOT_GENERATING = ("ForSequenceClassification", "TextModel", "Model")
+"""Ends of the names of architectures that have a family's layers, and another head or none."""
+
+
+def generating_architecture(name: str) -> str:
+    """The family's own, of an embedding model or a classifier with its layers; the name itself where none is known."""
+    end = next((end for end in _NOT_GENERATING if name.endswith(end)), "")
+    own = name.removesuffix(end) + "ForCausalLM"
+    return own if own in FAMILIES else name
+
+
 def read_options(config: HuggingFaceConfig, architecture: str | None = None) -> DecoderOptions:
     """Options of the architecture that config.json names, or of `architecture` where a draft's config.json names one
     of its own. Raises UnknownArchitectureError, ModelLoadError."""

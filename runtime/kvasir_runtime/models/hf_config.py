@@ -108,11 +108,12 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def read_config(folder: Path) -> HuggingFaceConfig:
-    """Read `folder`/config.json. Raises ModelLoadError when there is none or it is not a JSON object."""
+def read_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> HuggingFaceConfig:
+    """Read `folder`/config.json, and `overrides` over it. Raises ModelLoadError when there is none or it is not a JSON
+    object."""
     path = folder / "config.json"
     try:
-        return HuggingFaceConfig(path, read_json_object(path))
+        return HuggingFaceConfig(path, read_json_object(path) | dict(overrides or {}))
     except FileNotFoundError as error:
         raise ModelLoadError(
             f"{folder} has no config.json: expected the folder of a Hugging Face checkpoint (config.json, "

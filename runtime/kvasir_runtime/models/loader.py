@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.linear import Linear
 from kvasir_runtime.models.checkpoint import Checkpoint
-from kvasir_runtime.models.checkpoint_names import CheckpointNames, names_of
+from kvasir_runtime.models.checkpoint_names import CheckpointNames, names_in
 from kvasir_runtime.models.decoder import Decoder, Embedding, VocabularyParallelHead, VocabularyPart
 from kvasir_runtime.models.layer_loader import LayerLoader
 from kvasir_runtime.models.module_loader import ModuleLoader, make_module_loader
@@ -27,19 +27,21 @@ def load_decoder(
     stage: Stage = WHOLE,
     *,
     drafts_embed: bool = False,
+    has_head: bool = True,
     over_layers: Callable[[range], Iterable[int]] = iter,
 ) -> Decoder:
     """This rank's part, with its weights on the device; `max_model_len` sizes its rope tables.
 
-    `drafts_embed`: whether the last stage needs the embedding too, for heads that read it. `over_layers` gives the
-    rank's layers back one by one, as they are loaded. Raises ModelLoadError, or ConfigurationError when the model does
-    not divide among the ranks.
+    `drafts_embed`: whether the last stage needs the embedding too, for heads that read it; `has_head`: whether it needs
+    logits. `over_layers` gives the rank's layers back one by one, as they are loaded. Raises ModelLoadError, or
+    ConfigurationError when the model does not divide among the ranks.
     """
-    names, own = names_of(options.architecture), stage.layers(options.num_layers)
+    names, own = names_in(checkpoint, options.architecture), stage.layers(options.num_layers)
     modules = make_module_loader(checkpoint, options, placement, max_model_len)
     layers = LayerLoader(modules, names.layer, options.hidden_size)
-    has_embedding = stage.is_first or (stage.is_last and (drafts_embed or options.tie_word_embeddings))
-    linear = _head_linear(modules, names, options) if stage.is_last else None
+    is_tied = has_head and options.tie_word_embeddings
+    has_embedding = stage.is_first or (stage.is_last and (drafts_embed or is_tied))
+    linear = _head_linear(modules, names, options) if stage.is_last and has_head else None
     decoder = Decoder(
         options=options,
         embedding=_embedding(modules, names, options, linear) if has_embedding else None,

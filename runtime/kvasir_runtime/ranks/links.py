@@ -9,18 +9,21 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from kvasir_runtime.engine.channel import LINGER_MILLISECONDS, ipc_address
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS
 from kvasir_runtime.ranks.messages import FromRank, ToRank, encoder, from_rank_decoder, to_rank_decoder
-from kvasir_runtime.ranks.peer_monitor import PeerMonitor
 from kvasir_runtime.service_secret import SECRET_VARIABLE, CurveKeys, guard, identify
 
 WELCOME_SECONDS = 30.0
 """How long a rank waits to be let in by the core, which listens already."""
+PeerEvent = Literal["came", "refused", "went"]
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +161,7 @@ class RankLinks:
                 self._has_core_gone |= "went" in self._monitor.events()
             return self._has_core_gone
 
-    def _await_welcome(self, monitor: PeerMonitor, address: str, seconds: float) -> None:
+    def _await_welcome(self, monitor: "PeerMonitor", address: str, seconds: float) -> None:
         events = monitor.events() if monitor.socket.poll(round(seconds * 1000)) else []
         if "came" in events:
             self._has_core_gone = "went" in events
@@ -207,3 +210,43 @@ def _all(addresses: LinkAddresses) -> tuple[str, ...]:
 
 def _end(socket: zmq.Socket[bytes]) -> str:
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+class PeerMonitor:
+    """Who came to a socket, who was refused and who went, by ZMQ's own events.
+
+    Somebody who is refused, since they lack the secret or speak another protocol (a port scan), never came, and so
+    cannot go. ZMQ tells of a refusal and of the connection's end in one breath, on its one thread.
+    """
+
+    def __init__(self, watched: zmq.Socket[bytes], *, tells_who_came: bool) -> None:
+        """Before the socket is bound or connected, or its first events are missed."""
+        arrivals = zmq.EVENT_HANDSHAKE_SUCCEEDED if tells_who_came else 0
+        self.socket = watched.get_monitor_socket(arrivals | _REFUSALS | zmq.EVENT_DISCONNECTED)
+        """Readable when there are events."""
+        self._watched = watched
+        self._is_refused = False
+
+    def events(self) -> list[PeerEvent]:
+        """All since the last call."""
+        events: list[PeerEvent] = []
+        while True:
+            try:
+                message = parse_monitor_message(self.socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return events
+            if (event := self._event(message["event"])) is not None:
+                events.append(event)
+
+    def _event(self, kind: int) -> PeerEvent | None:
+        if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            return "came"
+        was_refused, self._is_refused = self._is_refused, kind != zmq.EVENT_DISCONNECTED
+        if kind != zmq.EVENT_DISCONNECTED:
+            return "refused"
+        return None if was_refused else "went"
+
+    def close(self) -> None:
+        """Before the watched socket is closed."""
+        self._watched.disable_monitor()
+        self.socket.close(linger=0)

@@ -26,8 +26,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.heartbeat import BEAT_SECONDS
-from kvasir_runtime.metric_families import Families
-from kvasir_runtime.metrics import build_info
+from kvasir_runtime.metrics import Families, build_info
 from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.evidence import how_it_ended
 from kvasir_runtime.ranks.rank_process import running_ranks

@@ -20,7 +20,7 @@ from typing import NoReturn
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from kvasir_runtime.engine.vocabulary import load_vocabulary
+from kvasir_runtime.engine.tokenizer import load_vocabulary
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, StageFailedError
 from kvasir_runtime.execution.device import select_device
 from kvasir_runtime.execution.executor import PendingResult

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvasir_runtime.config import ParallelConfig, RuntimeConfig
 from kvasir_runtime.engine.core import StepExecutor
-from kvasir_runtime.engine.vocabulary import load_vocabulary
+from kvasir_runtime.engine.tokenizer import load_vocabulary
 from kvasir_runtime.errors import RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.parallel.counts import CollectiveTotals

@@ -6,6 +6,7 @@ tokenizer or a request schema.
 
 import msgspec
 
+from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -24,6 +25,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Requests share cached prefixes only with requests of the same salt."""
     grammar: str | None = None
     """That outputs follow, as llguidance reads it; None: any text."""
+    pooling: Pooling | None = None
+    """None: the prompt is continued."""
     kv_transfer_params: KvTransferParams | None = None
     """Where the prompt's blocks come from, or whom they are kept for; None: neither."""
 

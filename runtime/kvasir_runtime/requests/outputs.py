@@ -29,6 +29,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """One entry per new token, when asked for."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """One entry per prompt token (the first is None), sent once, with or before the first new token."""
+    pooled: bytes | None = None
+    """The vector of a request that wanted one, little-endian float32; with its end."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when the request was first scheduled, but those that came from another
     engine for it."""

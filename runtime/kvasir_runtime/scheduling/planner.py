@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.blocks import Block
 from kvasir_runtime.kv_cache.kv_cache import Prefix
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Sequence, Status
 from kvasir_runtime.scheduling.running_rows import PendingUpdates, where
 from kvasir_runtime.scheduling.sequences import Sequences
-from kvasir_runtime.scheduling.step import ReturnedTokens, StepPlan
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import DraftDepth, ReturnedTokens, Rows, SchedulerLimits, StepBudget, StepPlan
 
 
 @dataclass(slots=True)
@@ -289,8 +287,8 @@ class Planner:
     def _prefix_of(self, sequence: Sequence) -> tuple[Prefix, int]:
         """What is cached of a sequence that waits, and the pages that must be free before it is admitted."""
         kv, token_ids = self._kv, sequence.token_ids
-        lacks_scores = sequence.request.lacks_prompt_logprobs
-        prefix = kv.no_prefix() if lacks_scores else kv.match(token_ids, sequence.blocks)
+        recomputes = sequence.request.recomputes_prompt
+        prefix = kv.no_prefix() if recomputes else kv.match(token_ids, sequence.blocks)
         return prefix, kv.num_pages_to_admit(prefix, len(token_ids), self._limits.max_num_batched_tokens)
 
     def _admit_waiting(self, draft: StepDraft) -> None:
@@ -347,7 +345,7 @@ class Planner:
         announced = self._kv.offer(state.known(row), sequence.blocks, end)
         draft.add_chunk(row, start, length, announced, samples=state.plan_chunk(row, end))
         state.refresh(sequence)
-        if end >= state.num_known[row] - 1:  # a last token alone is computed like a decode's
+        if state.is_prefilled(row, end):
             self._sequences.prefilling.remove(sequence)
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from kvasir_runtime.kv_cache.blocks import Block, SequenceBlocks
 from kvasir_runtime.kv_cache.kept_blocks import LentBlocks
-from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
 from kvasir_runtime.scheduling.sequences import Sequences
+from kvasir_runtime.scheduling.step import Rows
 from kvasir_runtime.transfer.commands import BlockIds, OfferedBlock
 
 

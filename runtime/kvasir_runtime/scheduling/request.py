@@ -63,8 +63,14 @@ class Request:
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Prompt positions must be computed, cached or not."""
+        """Prompt positions are still to be scored."""
         return self.spec.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def recomputes_prompt(self) -> bool:
+        """Nothing that is cached of it is of use."""
+        pooling = self.spec.pooling
+        return self.lacks_prompt_logprobs or (pooling is not None and pooling.needs_whole_prompt)
 
     @property
     def all_scores(self) -> list[TokenLogprobs | None] | None:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from kvasir_runtime.kv_cache.kv_cache import BlockCopy, TableWrite
 from kvasir_runtime.requests.outputs import PlainTokens
-from kvasir_runtime.scheduling.limits import Rows
 from kvasir_runtime.scheduling.request import Sequence
-from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens
+from kvasir_runtime.scheduling.step import Fork, NewSequence, ReturnedTokens, Rows
 
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
@@ -221,12 +220,18 @@ class RunningRows:
             self.is_awaited[rows] = self.waits_for_result[rows]
 
     def plan_chunk(self, row: int, end: int) -> bool:
-        """A step computes a prompt up to `end`; whether it samples after it."""
-        samples = bool(end == self.most_known[row])
+        """A step computes a prompt up to `end`; whether it samples after it. Nothing follows what is full already."""
+        samples = bool(end == self.most_known[row] < self.max_total[row])
         self.most_planned[row] = end
         self.most_known[row] += samples
         self.is_awaited[row] = samples and self.waits_for_result[row]
         return samples
+
+    def is_prefilled(self, row: int, end: int) -> bool:
+        """Whether a prompt that is planned up to `end` has no chunk left: a last token alone is computed like a
+        decode's, if it is decoded after."""
+        known = self.num_known[row]
+        return bool(end == known or (end == known - 1 and known < self.max_total[row]))
 
     def wrote_chunk(self, row: int, end: int) -> None:
         """Such a step has ended."""

@@ -22,13 +22,12 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, FinishReason, Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.beam_search import BeamSearches, beam_group
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.planner import Planner
 from kvasir_runtime.scheduling.remote_kv import RemoteKv
 from kvasir_runtime.scheduling.request import Sequence, request_from
 from kvasir_runtime.scheduling.running_rows import DrawnTokens, KeptTokens, where
 from kvasir_runtime.scheduling.sequences import Sequences
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import DraftDepth, Rows, SchedulerLimits, StepPlan, StepResult
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 from kvasir_runtime.transfer.metrics import TransferStats
 
@@ -221,7 +220,7 @@ class Scheduler:
         is_current = self._rows.generation[step.rows] == step.generations
         if self.remote.offers:
             self._note_written(plan, step.rows, is_current)
-        self._take_prompts(step, result, is_current)
+        self._take_prompts(step, result, is_current, outcome)
         if result.strayed_rows:
             self._give_up_strayed(step.rows[is_current & np.isin(step.rows, result.strayed_rows)], outcome)
             is_current = self._rows.generation[step.rows] == step.generations
@@ -272,9 +271,11 @@ class Scheduler:
         written[chunks] = plan.starts[chunks].astype(np.int64) + plan.num_new_tokens[chunks]
         self.remote.note_written(rows[is_current], written[is_current])
 
-    def _take_prompts(self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_]) -> None:
-        """Chunks are written: keep their scores, which count for the whole request, and release blocks behind
-        windows."""
+    def _take_prompts(
+        self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_], outcome: Outcome
+    ) -> None:
+        """Chunks are written: keep their scores, which count for the whole request, release blocks behind windows, and
+        end those that want no more than a vector."""
         plan = step.plan
         for index, sequence in enumerate(step.chunks, start=plan.num_decodes):
             row, start = int(plan.rows[index]), int(plan.starts[index])
@@ -283,6 +284,22 @@ class Scheduler:
                 written = start + int(plan.num_new_tokens[index])
                 self._rows.wrote_chunk(row, written)
                 self._kv.free_behind(sequence.blocks, written)
+                if row in result.pooled:
+                    outcome.outputs.append(self._pooled(sequence, result.pooled[row]))
+                    self._sequences.end(sequence)
+
+    def _pooled(self, sequence: Sequence, vector: bytes) -> AddressedOutput:
+        request = sequence.request
+        output = SequenceOutput(
+            request_id=request.request_id,
+            index=sequence.index,
+            new_token_ids=[],
+            pooled=vector,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            admitted_at=request.take_admission(),
+            finish_reason="stop",
+        )
+        return AddressedOutput(request.api_index, output)
 
     def _take_tokens(
         self, step: StepUnderWay, result: StepResult, is_current: NDArray[np.bool_], outcome: Outcome

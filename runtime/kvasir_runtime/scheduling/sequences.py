@@ -17,10 +17,9 @@ from kvasir_runtime.kv_cache.kv_cache import KvCache, Prefix
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, SequenceOutput
 from kvasir_runtime.requests.sampling_params import SamplingParams
-from kvasir_runtime.scheduling.limits import DraftDepth, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.request import Request, Sequence, Status, sequences_of
 from kvasir_runtime.scheduling.running_rows import RunningRows
-from kvasir_runtime.scheduling.step import Fork, NewSequence
+from kvasir_runtime.scheduling.step import DraftDepth, Fork, NewSequence, Rows, SchedulerLimits
 from kvasir_runtime.scheduling.waiting import UncachedTokens, WaitingQueue
 
 by_rank = attrgetter("rank")
@@ -180,7 +179,7 @@ class Sequences:
         """Let a waiting sequence run from its cached prefix. The caller has made sure of rows and pages."""
         request, token_ids = sequence.request, sequence.token_ids
         self._stop_waiting(sequence)
-        is_first_lookup = not (sequence.was_admitted or request.lacks_prompt_logprobs)
+        is_first_lookup = not (sequence.was_admitted or request.recomputes_prompt)
         writes = self.kv.adopt(sequence.blocks, prefix, len(token_ids) if is_first_lookup else 0)
         if request.request_id in self.kept.arrived:
             self.kept.release(request.request_id)

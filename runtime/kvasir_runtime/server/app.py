@@ -9,20 +9,32 @@ from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
-from kvasir_runtime.server.admission import Admission, AdmissionMiddleware
-from kvasir_runtime.server.body import BodyBudget, BodyBudgetMiddleware
+from kvasir_runtime.server.admission import Admission, BodyBudget
+from kvasir_runtime.server.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
 from kvasir_runtime.server.messages import MESSAGES, count_tokens_routes
+from kvasir_runtime.server.middleware import (
+    AdmissionMiddleware,
+    ApiKeyMiddleware,
+    BodyBudgetMiddleware,
+    RouterTrustMiddleware,
+)
 from kvasir_runtime.server.open_responses import RESPONSES, kept_responses_routes
 from kvasir_runtime.server.openai import CHAT, COMPLETIONS
+from kvasir_runtime.server.pooling import PoolingRoute, pooling_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
+from kvasir_runtime.server.scoring import RERANK, SCORE
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
 from kvasir_runtime.server.tokenizer_description import tokenizer_routes
-from kvasir_runtime.server.trust import ApiKeyMiddleware, RouterTrustMiddleware
 
 GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY, SCORE, RERANK)
+WORKING_PATHS = frozenset(
+    [route.path for route in GENERATING] + [path for route in MAKING_VECTORS for path in route.paths]
+)
+"""Where the engine has to do with the answer."""
 
 
 def create_app(
@@ -37,6 +49,7 @@ def create_app(
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(generating_routes(serving, GENERATING))
+    app.include_router(pooling_routes(serving, MAKING_VECTORS))
     app.include_router(model_routes(serving))
     app.include_router(tokenize_routes(serving))
     app.include_router(count_tokens_routes(serving))
@@ -48,7 +61,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, handle_disconnect)
     app.add_exception_handler(Exception, handle_defect)
     app.add_middleware(BodyBudgetMiddleware, budget=bodies)
-    app.add_middleware(AdmissionMiddleware, admission=admission, paths={route.path for route in GENERATING})
+    app.add_middleware(AdmissionMiddleware, admission=admission, paths=WORKING_PATHS)
     app.add_middleware(RouterTrustMiddleware, secret=router_secret, kv_transfer_trust_clients=kv_transfer_trust_clients)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)  # added last, so it comes first

@@ -13,7 +13,6 @@ from kvasir_runtime.errors import (
     RequestTooLargeError,
     ServerUnavailableError,
 )
-from kvasir_runtime.server.request_log import ANTHROPIC_PATHS, CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import (
     AnthropicErrorBody,
     AnthropicErrorResponse,
@@ -23,6 +22,8 @@ from kvasir_runtime.server.responses import (
 )
 
 RETRY_AFTER_SECONDS = 1
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for an answer that nobody waits for; only logs see it."""
 
 
 class UnknownModelError(KvasirRuntimeError):
@@ -97,6 +98,7 @@ def error_response(error: KvasirRuntimeError) -> Response:
     return _response(error, status, body)
 
 
+ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 500: "api_error", 503: "overloaded_error",

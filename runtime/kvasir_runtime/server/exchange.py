@@ -24,8 +24,8 @@ from kvasir_runtime.engine.async_engine import AsyncEngine, GenerateRequest
 from kvasir_runtime.engine.generation import Generation, SequenceDelta
 from kvasir_runtime.errors import EngineDeadError, KvasirRuntimeError, RequestMovedError, ServerUnavailableError
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.journal import BEGINS_HERE, RESUMABLE_HEADER, WITHOUT_JOURNAL, EventWriter, Journal
-from kvasir_runtime.server.request_log import CLIENT_CLOSED_REQUEST
 from kvasir_runtime.server.responses import PromptTokensDetails, Usage
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -214,7 +214,7 @@ class ClientGoneError(Exception):
 
 async def answer(request: Request, exchange: Exchange) -> Response:
     try:
-        result = await _unless_disconnected(request.receive, exchange.whole())
+        result = await unless_disconnected(request.receive, exchange.whole())
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return Response(result, media_type="application/json")
@@ -224,7 +224,7 @@ async def event_stream(request: Request, exchange: Exchange) -> Response:
     """Waits for the first event; raises what goes wrong until then."""
     events = exchange.events()
     try:
-        first = await _unless_disconnected(request.receive, anext(events))
+        first = await unless_disconnected(request.receive, anext(events))
     except ClientGoneError:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     return EventStream(first, events, exchange)
@@ -246,7 +246,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_disconnected(receive, self._send_all(send))
+            await unless_disconnected(receive, self._send_all(send))
         except ClientGoneError:
             pass
         finally:
@@ -269,7 +269,7 @@ def _more(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-async def _unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The work's result; it is cancelled, and ClientGoneError raised, when the client leaves first."""
     task = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_wait_for_disconnect(receive))

@@ -34,15 +34,16 @@ from kvasir_runtime.errors import ConfigurationError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, Heartbeats, api_heartbeats
 from kvasir_runtime.metrics import EngineView, MetricsCollector
 from kvasir_runtime.parallel.counts import CollectiveTotals
+from kvasir_runtime.pooling.description import describe_pooling
 from kvasir_runtime.request_metrics import RequestMetrics, request_rows
-from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
+from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.server.app import create_app
-from kvasir_runtime.server.body import API_LIMITS, ApiLimits, BodyBudget
+from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
+from kvasir_runtime.server.pair_prompts import pair_prompt_of
 from kvasir_runtime.server.probes import POLLED_PATHS, Probes, until_hung
 from kvasir_runtime.server.prompts import PromptBuilder, load_chat_template
-from kvasir_runtime.server.reading import answer_formats
-from kvasir_runtime.server.request_log import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.resolving import load_sampling_defaults
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.serving import Serving
@@ -281,6 +282,7 @@ def _serving(
     tokenizer_folder = Path(config.model.tokenizer or config.model.model)
     template = load_chat_template(tokenizer_folder, tokenizer, template_file)
     source = None if template is None else template.source
+    pooling = describe_pooling(config.model)
     return Serving(
         engine=engine,
         admission=admission,
@@ -301,6 +303,8 @@ def _serving(
         max_body_seconds=max_body_seconds,
         response_store=response_store,
         drops_client_header=config.server.drop_client_header,
+        pooling=pooling,
+        pair_prompt=None if pooling is None else pair_prompt_of(pooling, None if template_file is None else template),
         kv_transfer=config.cache.kv_transfer_config,
     )
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled, thinking_fields, tool_choice
 from kvasir_runtime.errors import InvalidRequestError
-from kvasir_runtime.server.body import checked
-from kvasir_runtime.server.foreign_fields import UNSUPPORTED, LenientBody
+from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
     CHAT_EXTRAS,

@@ -23,9 +23,8 @@ from kvasir_chat.open_responses import (
     tool_choice,
 )
 from kvasir_runtime.errors import InvalidRequestError
-from kvasir_runtime.server.body import checked
+from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.errors import UnknownResponseError
-from kvasir_runtime.server.foreign_fields import UNSUPPORTED, LenientBody
 from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
     CHAT_EXTRAS,

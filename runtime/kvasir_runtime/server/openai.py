@@ -14,11 +14,12 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
 from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.server.answer_formats import AnswerFormats
 from kvasir_runtime.server.errors import error_response, status_and_body
 from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, StreamOptions
-from kvasir_runtime.server.reading import AnswerFormats, AnswerReader, Reading
+from kvasir_runtime.server.reading import AnswerReader, Reading, reading_of
 from kvasir_runtime.server.resolving import Limits
 from kvasir_runtime.server.responses import (
     CalledFunction,
@@ -199,7 +200,8 @@ async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limi
 
 
 def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
-    return formats.reading(
+    return reading_of(
+        formats,
         wishes.call_rule,
         prompts[0].text,
         includes_reasoning=wishes.include_reasoning,

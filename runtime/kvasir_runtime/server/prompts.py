@@ -29,6 +29,8 @@ INLINE_MESSAGES = 64
 NUM_RENDERERS = 2
 """Threads for the others, of their own: while they render they hold the interpreter's lock for 5 ms at a time, and
 tokenising is not to wait for them."""
+MAX_KEPT_CHARS = 2**16
+"""Of a conversation's text, while it is answered: more than a thought that the client has begun."""
 T = TypeVar("T")
 
 
@@ -36,8 +38,8 @@ T = TypeVar("T")
 class Prompt:
     token_ids: list[int]
     text: str
-    """As the client sent it, or as the chat template made it; of token ids what they stand for, where it is to be
-    echoed, else nothing."""
+    """As the client sent it; of token ids what they stand for, where it is to be echoed, else nothing; of messages the
+    end of what the chat template made."""
 
 
 class PromptBuilder:
@@ -66,7 +68,7 @@ class PromptBuilder:
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
         _check_vocabulary(token_ids, limits.vocab_size, "messages")
-        return Prompt(token_ids, text)
+        return Prompt(token_ids, text[-MAX_KEPT_CHARS:])
 
     async def encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> list[int]:
         """Raises ContextLengthError for a text that is certainly too long, before reading it."""

@@ -1,6 +1,6 @@
 """What clients may send: one pydantic model per route, the only place where untrusted JSON becomes typed values.
 
-Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys without a field, `foreign_fields` says. `None`
+Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys without a field, `body` says. `None`
 always means: not given.
 """
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
-from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.server.structured import StructuredFields
 from kvasir_runtime.server.tools import OfferedTools, ToolFields
 

@@ -6,117 +6,26 @@ parser. A request that asks for neither has no reading, and its text goes to the
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import ConfigurationError, InvalidRequestError
+from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import FinishReason
+from kvasir_runtime.server.answer_formats import AnswerFormats
 from kvasir_runtime.server.structured import WantedGrammar
 from kvasir_runtime.server.tools import CallRule
 from kvasir_runtime.structured.grammars import either
 from kvasir_runtime.structured.thoughts import Thought, behind_a_thought, behind_marks
-from kvasir_runtime.talk.detection import detect_calls, detect_reasoning
 from kvasir_runtime.talk.events import CallBegun, Content, Event, Reasoning
-from kvasir_runtime.talk.format import CallFormat, Channels, ReasoningFormat
-from kvasir_runtime.talk.formats import FORMATS, REASONING
+from kvasir_runtime.talk.format import Channels, ReasoningFormat
 from kvasir_runtime.talk.grammar import calls_grammar
 from kvasir_runtime.talk.parser import AnswerParser, is_thought_open
 
-NO_FORMAT = "none"
-"""In the place of a format's name."""
 TOOLS_FIELD = "tools"
 BUDGET_FIELD = "thinking_token_budget"
-_SHOWN_BY = "shown_by"
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormats:
-    """How the served model writes calls and thoughts; None: not known, or not at all."""
-
-    calls_name: str | None = None
-    calls: CallFormat | Channels | None = None
-    special_call_ids: frozenset[int] = frozenset()
-    """Of special tokens that its marks are made of."""
-    reasoning: ReasoningFormat | Channels | None = None
-    special_reasoning_ids: frozenset[int] = frozenset()
-    reasoning_token_ids: Mapping[str, int] = field(default_factory=dict)
-    """Of its marks that are one token."""
-    special_ids: Mapping[str, int] = field(default_factory=dict)
-    """Of all special tokens, by their text."""
-
-    def reading(
-        self, rule: CallRule | None, prompt: str, *, includes_reasoning: bool = True, thinking_budget: int | None = None
-    ) -> "Reading | None":
-        """Raises InvalidRequestError where calls are asked for and the model's format is not known."""
-        if rule is not None and self.calls is None:
-            raise InvalidRequestError(
-                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, or set "
-                "tool_choice: none",
-                "tools",
-            )
-        if rule is None and self.reasoning is None:
-            return None
-        is_thinking = self.reasoning is not None and is_thought_open(self.reasoning, prompt)
-        return Reading(self, rule, is_thinking, includes_reasoning, thinking_budget)
-
-
-def answer_formats(
-    tokenizer: Tokenizer, template: str | None, calls_name: str | None, reasoning_name: str | None
-) -> AnswerFormats:
-    """The named ones, else those that the chat template shows. Raises ConfigurationError."""
-    shown = template or ""
-    calls_name = _chosen("--tool-call-parser", calls_name, list(FORMATS), detect_calls(shown))
-    reasoning_name = _chosen("--reasoning-parser", reasoning_name, list(REASONING), detect_reasoning(shown))
-    calls = None if calls_name is None else FORMATS[calls_name]
-    reasoning = None if reasoning_name is None else REASONING[reasoning_name]
-    return AnswerFormats(
-        calls_name=calls_name,
-        calls=calls,
-        special_call_ids=_special_ids(tokenizer, calls),
-        reasoning=reasoning,
-        special_reasoning_ids=_special_ids(tokenizer, reasoning),
-        reasoning_token_ids=_token_ids(tokenizer, reasoning),
-        special_ids={tokenizer.token(token_id): token_id for token_id in tokenizer.special_ids},
-    )
-
-
-def _chosen(flag: str, name: str | None, known: Sequence[str], detected: str | None) -> str | None:
-    if name is None:
-        return detected
-    if name == NO_FORMAT:
-        return None
-    if name not in known:
-        raise ConfigurationError(f"{flag} is {name!r}; known are {', '.join([*known, NO_FORMAT])}")
-    return name
-
-
-def _special_ids(tokenizer: Tokenizer, described: CallFormat | ReasoningFormat | Channels | None) -> frozenset[int]:
-    """Of the special tokens in a format's marks."""
-    texts = list(_texts(described))
-    tokens = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids}
-    return frozenset(i for i, token in tokens.items() if token and any(token in text for text in texts))
-
-
-def _token_ids(tokenizer: Tokenizer, described: ReasoningFormat | Channels | None) -> dict[str, int]:
-    encoded = {text: tokenizer.encode(text, add_special_tokens=False) for text in _texts(described) if len(text) > 1}
-    return {text: token_ids[0] for text, token_ids in encoded.items() if len(token_ids) == 1}
-
-
-def _texts(described: object) -> Iterator[str]:
-    """That a description has anywhere."""
-    if isinstance(described, str):
-        yield described
-    elif isinstance(described, tuple):
-        for each in described:
-            yield from _texts(each)
-    elif is_dataclass(described):
-        for part in fields(described):
-            if part.name != _SHOWN_BY:
-                yield from _texts(getattr(described, part.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +129,29 @@ class Reading:
         return next((mark for mark in marks if mark in self.formats.reasoning_token_ids), marks[0])
 
 
+def reading_of(
+    formats: AnswerFormats,
+    rule: CallRule | None,
+    prompt: str,
+    *,
+    includes_reasoning: bool = True,
+    thinking_budget: int | None = None,
+) -> Reading | None:
+    """`prompt`: its end. None: text is all that there is to read. Raises InvalidRequestError where calls are asked for
+    and it is not known how the model writes them.
+    """
+    if rule is not None and formats.calls is None:
+        raise InvalidRequestError(
+            "tools: it is not known how this model writes calls; start the server with --tool-call-parser, or set "
+            "tool_choice: none",
+            "tools",
+        )
+    if rule is None and formats.reasoning is None:
+        return None
+    is_thinking = formats.reasoning is not None and is_thought_open(formats.reasoning, prompt)
+    return Reading(formats, rule, is_thinking, includes_reasoning, thinking_budget)
+
+
 class AnswerReader:
     """The sequences of one request, each as far as it has come. A stream that goes on in another engine gets the same
     ids there, since they are made of what its journal keeps."""
@@ -261,7 +193,7 @@ class AnswerReader:
         if not isinstance(event, CallBegun):
             return event
         self._callers.add(index)
-        return event if event.call_id is not None else replace(event, call_id=self._call_id(index, event.index))
+        return event if event.call_id else replace(event, call_id=self._call_id(index, event.index))
 
     def _call_id(self, index: int, call_index: int) -> str:
         digest = hashlib.sha256(f"{self._identity} {index} {call_index}".encode())

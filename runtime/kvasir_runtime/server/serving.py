@@ -17,17 +17,19 @@ from starlette.responses import Response
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import AsyncEngine
 from kvasir_runtime.engine.tokenizer import Tokenizer
-from kvasir_runtime.errors import KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, ServerUnavailableError
+from kvasir_runtime.pooling.description import PoolingDescription
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.body import parse, read_body
+from kvasir_runtime.server.answer_formats import AnswerFormats
+from kvasir_runtime.server.body import Body, parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
-from kvasir_runtime.server.foreign_fields import Body
 from kvasir_runtime.server.journal import body_limit, event_writer, split_body
+from kvasir_runtime.server.middleware import REQUEST_ID, REQUEST_ID_HEADER
+from kvasir_runtime.server.pair_prompts import PairPrompt
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.reading import AnswerFormats, Reading
-from kvasir_runtime.server.request_log import REQUEST_ID, REQUEST_ID_HEADER
+from kvasir_runtime.server.reading import Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars
@@ -62,6 +64,10 @@ class Serving:
     response_store: ResponseStore
     drops_client_header: bool
     """Of the system text of /v1/messages (`kvasir_chat.anthropic`)."""
+    pooling: PoolingDescription | None = None
+    """None: the model generates."""
+    pair_prompt: PairPrompt | None = None
+    """How a decoder is told two texts that it compares; None: nobody knows, or it compares none."""
     kv_transfer: KvTransferConfig | None = None
     """None: no KV is exchanged with other engines."""
     shapers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, NUM_SHAPERS, "shape"))
@@ -81,6 +87,14 @@ class Serving:
             max_sequences=self.max_sequences,
             max_logprobs=self.max_logprobs,
         )
+
+    def check_generates(self) -> None:
+        """Raises InvalidRequestError."""
+        if self.pooling is not None:
+            raise InvalidRequestError(
+                "this server's model makes vectors of texts and generates none; ask /v1/embeddings, or /v1/score, "
+                "/v1/rerank and /classify, or start the server with --runner generate"
+            )
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises UnknownModelError."""
@@ -163,6 +177,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     body, journal = split_body(await read_body(request, max_bytes, serving.max_body_seconds), request.headers)
     wishes = await route.wishes(parse(route.body, body), serving, request)
     model = serving.check_model(wishes.model)
+    serving.check_generates()
     limits = serving.limits()
     wanted = wishes.wanted_grammar()
     prompts = await route.prompts(serving.prompts, wishes, limits)

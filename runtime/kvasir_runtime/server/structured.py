@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
-from kvasir_runtime.server.foreign_fields import Body, RequestModel, Unsupported
+from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
 from kvasir_runtime.structured.json_schema import json_schema_grammar
 from kvasir_runtime.structured.vocabulary import Vocabulary

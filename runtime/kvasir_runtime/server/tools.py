@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.server.foreign_fields import Body, RequestModel
+from kvasir_runtime.server.body import Body, RequestModel
 from kvasir_runtime.talk.grammar import CallableTool
 
 MAX_TOOLS = 1024

@@ -118,6 +118,8 @@ class _CallsGrammar:
                     return f"{self._header(call, tool.name)} {self._arguments(call, tool)}"
         except GrammarError as error:
             raise GrammarError(f"the tool {tool.name!r}: {error}") from error
+        except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
+            raise GrammarError(f"the tool {tool.name!r}: a keyword has a value of the wrong kind: {error}") from error
 
     def _header(self, call: NamedCall, name: str) -> str:
         parts = [self._grammar.text(call.before[0] + name)]

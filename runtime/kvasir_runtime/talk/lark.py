@@ -27,6 +27,8 @@ class TextRule:
     """A regular expression of JSON Schema: it is found somewhere."""
     whole: str | None = None
     """A regular expression of the whole."""
+    or_null: bool = False
+    """It may be `null` all the same."""
 
     @property
     def has_length(self) -> bool:
@@ -42,7 +44,7 @@ class TextRule:
         found = [f"(?s:.{{{self.min_length},{longest}}})"] if self.has_length else []
         found += [] if self.pattern is None else [_whole(self.pattern)]
         found += [] if self.whole is None else [self.whole]
-        return found or [ANY_TEXT]
+        return [f"(?:{regex}|null)" if self.or_null else f"(?:{regex})" for regex in found or [ANY_TEXT]]
 
 
 class LarkGrammar:
@@ -93,23 +95,23 @@ class LarkGrammar:
             self._rules.append(self._names[key] + written)
         return self._names[key]
 
-    def text_until(self, end: str, *, without: Sequence[str] = (), rule: "TextRule | None" = None) -> str:
+    def text_until(self, end: str, *, without: Sequence[str] = (), rule: TextRule | None = None) -> str:
         """Text up to the first `end`, and that. `without`: regular expressions of what it must not have anywhere."""
         special = self._specials.search(end) if self._specials is not None else None
         if special is not None:
             before, behind = escaped_regex(end[: special.start()]), self.text(end[special.start() :])
             if rule is not None:
-                return f"{self.terminal(*(f'/(?:{regex}){before}/' for regex in rule.regexes()))} {behind}"
+                return f"{self.terminal(*(f'/{regex}{before}/' for regex in rule.regexes()))} {behind}"
             spelled = escaped_regex(special.group())  # which would look the same
             return f"{self.terminal(f'/{ANY_TEXT}{before}/', *_exclusions([*without, spelled]))} {behind}"
         mark = escaped_regex(end)
         if rule is None:
             return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
-        ended = [f"/(?:{regex}){mark}/" for regex in rule.regexes()]
+        ended = [f"/{regex}{mark}/" for regex in rule.regexes()]
         if rule.has_regex:
             return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
         fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
-        earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}{ANY_TEXT}/"] if fewest else []
+        earlier = [f"~/(?s:.{{0,{fewest - 1}}}){mark}(?s:.+)/"] if fewest else []
         return self.rule(self.terminal(*ended, *earlier), "[lazy]")
 
     def text_without(self, without: Iterable[str], matching: str = ANY_TEXT) -> str:

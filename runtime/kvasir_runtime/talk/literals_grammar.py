@@ -11,11 +11,18 @@ from kvasir_runtime.talk.format import Values
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
 from kvasir_runtime.talk.literals import BARE_KEY, KEYWORDS, OBJECT, Brackets, escaped
 from kvasir_runtime.talk.parameters_grammar import KEY
-from kvasir_runtime.talk.schemas import OBJECT_KEYWORDS, ArgumentsSchema, named_properties, required_of
+from kvasir_runtime.talk.schemas import (
+    ALL_TYPES,
+    OBJECT_KEYWORDS,
+    ArgumentsSchema,
+    listed_values,
+    named_properties,
+    only_branch,
+    required_of,
+)
 
 MAX_DEPTH: Final = 64
 _SINGLE_QUOTED: Final = r"/'([^'\\\x00-\x1f]|\\[\\'nt])*'/"
-ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYWORDS: Final[Mapping[str, Sequence[str]]] = {
     "string": ("type", "pattern", "minLength", "maxLength", "format"),
     "integer": ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -48,34 +55,43 @@ class LiteralsGrammar:
         if not isinstance(schema, Mapping):
             return self._any_value()
         if isinstance(reference := schema.get("$ref"), str):
-            self._schema.check(schema, ("$ref",), place)
-            target = self._schema.referred(schema)
+            target = self._schema.referred(schema, place)
             return self._grammar.recursive_rule(
                 f"ref {id(self)} {reference}", lambda: self._value(target, place, depth + 1)
             )
+        if (branch := only_branch(schema)) is not None:
+            return self._value(branch, place, depth + 1)
         return self._grammar.rule(one_of(self._alternatives(schema, place, depth)))
 
     def _alternatives(self, schema: Mapping[str, Any], place: str, depth: int) -> list[str]:
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list):
+        values = listed_values(schema)
+        if values is not None:
             self._schema.check(schema, ("const", "enum", "type"), place)
             return [self._spelled(value) for value in values]
         for keyword in ("anyOf", "oneOf"):
             if isinstance(branches := schema.get(keyword), list):
-                self._schema.check(schema, (keyword,), place)
+                is_typed = all(self._is_narrower(branch, schema) for branch in branches)
+                self._schema.check(schema, (keyword, "type") if is_typed else (keyword,), place)
                 self._check_branches(keyword, branches, place)
                 here = f"{place}/{keyword}"
                 return [self._value(branch, f"{here}/{n}", depth + 1) for n, branch in enumerate(branches)]
-        types = sorted(self._schema.types_of(schema)) or list(ALL_TYPES)
-        self._schema.check(schema, [name for each in types for name in _KEYWORDS.get(each, ())], place)
+        types = sorted(self._schema.types_of(schema) & {*ALL_TYPES}) or list(ALL_TYPES)
+        self._schema.check(schema, [name for each in types for name in _KEYWORDS[each]], place)
         return [self._of_type(each, schema, place, depth) for each in types]
+
+    def _is_narrower(self, branch: Any, schema: Mapping[str, Any]) -> bool:
+        """Whether a branch allows no types but those that the schema declares."""
+        types = self._schema.types_of(branch)
+        return bool(types) and types <= self._schema.types_of({"type": schema.get("type")})
 
     def _check_branches(self, keyword: str, branches: Sequence[Any], place: str) -> None:
         if keyword != "oneOf" or not self._schema.is_strict:
             return
         try:
             pairs = [(one, other) for number, one in enumerate(branches) for other in branches[:number]]
-            if all(are_disjoint(one, other, self._schema.referred) for one, other in pairs):
+            if all(
+                are_disjoint(one, other, lambda schema: self._schema.referred(schema, place)) for one, other in pairs
+            ):
                 return
         except NotExpressibleError:
             pass
@@ -95,7 +111,7 @@ class LiteralsGrammar:
                 quote = self._literals.raw_quotes[0]
                 rule = self._schema.text_rule(schema, place)
                 return f"{self._grammar.text(quote)} {self._grammar.text_until(quote, rule=rule)}"
-        known = {keyword: schema[keyword] for keyword in _KEYWORDS.get(name, ()) if keyword in schema} | {"type": name}
+        known = {keyword: schema[keyword] for keyword in _KEYWORDS[name] if keyword in schema} | {"type": name}
         written = self._grammar.json(known, None if self._schema.is_strict else {"type": name})
         if name == "string" and len(known) == 1 and "'" in self._literals.python_quotes:
             return one_of([written, self._grammar.terminal(_SINGLE_QUOTED)])

@@ -65,18 +65,23 @@ class ParameterValue:
 
     def _decide(self) -> None:
         begun = self._held.lstrip()
-        is_json = "string" not in self._types or self._types == JSON_VALUE
-        if self._types == TEXT or (begun and "string" in self._types and not _may_be_other(begun, self._types)):
-            self._is_text = True
-            self._write('"' + escaped(self._held))
-            self._held = ""
-        elif begun and is_json and _BRACKETS.get(begun[0]) in self._types:
+        if begun and self._is_json(begun):
             self._scanner = Scanner()
             self._reader = ValueReader(self._scanner, JSON_OR_PYTHON, self._write)
             self._reading = self._read(self._scanner, self._reader)
             self._scanner.add(begun)
             self._held = ""
             self._read_on()
+        elif self._types == TEXT or (begun and "string" in self._types and not _may_be_other(begun, self._types)):
+            self._is_text = True
+            self._write('"' + escaped(self._held))
+            self._held = ""
+
+    def _is_json(self, begun: str) -> bool:
+        """Whether a beginning tells so already."""
+        if self._types == JSON_VALUE:
+            return begun[0] in '{["'
+        return "string" not in self._types and _BRACKETS.get(begun[0]) in self._types
 
     def _read(self, scanner: Scanner, reader: ValueReader) -> Reading[bool]:
         yield from reader.read(None)
@@ -114,8 +119,6 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if "boolean" in types and bare.lower() in ("true", "false", "0", "1"):
         return "true" if bare.lower() in ("true", "1") else "false"
     if ("object" in types and isinstance(value, dict)) or ("array" in types and isinstance(value, list)):
-        return spelled
-    if types == JSON_VALUE and isinstance(value, str):
         return spelled
     return f'"{escaped(text)}"'
 

@@ -10,7 +10,7 @@ from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.format import Parameters
 from kvasir_runtime.talk.lark import LarkGrammar, one_of
-from kvasir_runtime.talk.schemas import ArgumentsSchema, named_properties, required_of
+from kvasir_runtime.talk.schemas import ALL_TYPES, ArgumentsSchema, listed_values, named_properties, required_of
 
 KEY: Final = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 _PYTHON_WORDS: Final = (("boolean", "True"), ("boolean", "False"), ("null", "None"))
@@ -51,12 +51,13 @@ class ParametersGrammar:
         ]
         if name != name.strip() or any(mark in name for mark in closings):
             raise GrammarError(f"the property {name!r}: this model cannot write the name, since a mark would end it")
-        schema = self._schema.referred(schema)
+        place = f"/properties/{name}"
+        schema = self._schema.referred(schema, place)
         types = self._schema.types_of(schema)
         is_text = not types or "string" in types
         begun = self._begun(self._grammar.text(name), is_text=is_text)
         if is_text:
-            value = self._text(schema, types, f"/properties/{name}")
+            value = self._text(schema, types, place)
         else:
             value = f"{self._json(schema)} {self._grammar.text(self._end)}"
         return f"{begun} {value} {self._grammar.space()}"
@@ -70,10 +71,10 @@ class ParametersGrammar:
         return " ".join([*parts, self._grammar.text(self._newline)])
 
     def _text(self, schema: Any, types: frozenset[str], place: str) -> str:
-        spellings = self._spellings(schema)
+        spellings = self._spellings(schema, place)
         if spellings is not None:
             return self._grammar.rule(one_of(self._grammar.text(text + self._end) for text in spellings))
-        string = self._string_part(schema)
+        string = self._string_part(schema, place)
         if string is None:
             self._check_types_alone(schema, place)
             return self._grammar.text_until(self._end)
@@ -84,22 +85,22 @@ class ParametersGrammar:
                 keyword = "pattern" if rule.pattern is not None else "format"
                 raise UnsupportedKeywordError(keyword, place, "beside a length it takes too much work at every token")
             rule = replace(rule, min_length=0, max_length=None)
-        text = self._grammar.text_until(self._end, rule=rule)
-        return self._grammar.rule(one_of([text, self._grammar.text("null" + self._end)])) if "null" in types else text
+        if rule is not None:
+            rule = replace(rule, or_null="null" in types)
+        return self._grammar.text_until(self._end, rule=rule)
 
     def _json(self, schema: Any) -> str:
         types = self._schema.types_of(schema)
-        written = self._grammar.json(
-            self._schema.alone(schema), None if self._schema.is_strict else {"type": sorted(types)}
-        )
+        any_of_types = {"type": sorted(types & {*ALL_TYPES}) or list(ALL_TYPES)}
+        written = self._grammar.json(self._schema.alone(schema), None if self._schema.is_strict else any_of_types)
         words = [word for name, word in _PYTHON_WORDS if name in types] if self._parameters.has_python_words else []
         if not words or (isinstance(schema, Mapping) and CHECKED & schema.keys() - {"type", "anyOf", "oneOf"}):
             return written
         return self._grammar.rule(one_of([written, *map(self._grammar.text, words)]))
 
-    def _string_part(self, schema: Any) -> Any:
+    def _string_part(self, schema: Any, place: str) -> Any:
         """Of a schema of text, or of text or null. None: it is of other types too, or says more."""
-        schema = self._schema.referred(schema)
+        schema = self._schema.referred(schema, place)
         if not self._schema.types_of(schema) <= {"string", "null"}:
             return None
         keywords = {"anyOf", "oneOf"} & schema.keys() if isinstance(schema, Mapping) else ()
@@ -108,25 +109,26 @@ class ParametersGrammar:
         branches = [branch for keyword in keywords for branch in schema[keyword]]
         strings = [branch for branch in branches if self._schema.types_of(branch) != {"null"}]
         is_alone = len(strings) == 1 and not CHECKED & schema.keys() - keywords - {"type"}
-        return self._string_part(strings[0]) if is_alone else None
+        return self._string_part(strings[0], place) if is_alone else None
 
-    def _spellings(self, schema: Any) -> list[str] | None:
+    def _spellings(self, schema: Any, place: str) -> list[str] | None:
         """Of values that are listed, and of null. None: there may be others."""
-        schema = self._schema.referred(schema)
+        schema = self._schema.referred(schema, place)
         if not isinstance(schema, Mapping):
             return None
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list):
+        values = listed_values(schema)
+        if values is not None:
+            self._schema.check(schema, ("const", "enum", "type"), place)
             return [value if isinstance(value, str) else json.dumps(value) for value in values]
         if schema.get("type") == "null":
             return ["null"]
         branches = schema.get("anyOf", schema.get("oneOf"))
-        found = [self._spellings(branch) for branch in branches] if isinstance(branches, list) else [None]
+        found = [self._spellings(each, place) for each in branches] if isinstance(branches, list) else [None]
         return None if None in found else [text for texts in found for text in texts or ()]
 
     def _check_types_alone(self, schema: Any, place: str) -> None:
         """Text that is read as another type where it can be follows no other keyword of that type."""
-        schema = self._schema.referred(schema)
+        schema = self._schema.referred(schema, place)
         self._schema.check(schema, ("type", "anyOf", "oneOf"), place)
         for keyword in ("anyOf", "oneOf"):
             branches = schema.get(keyword) if isinstance(schema, Mapping) else None

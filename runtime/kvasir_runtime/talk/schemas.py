@@ -13,6 +13,29 @@ MAX_REFS: Final = 32
 OBJECT_KEYWORDS: Final = ("type", "properties", "required", "additionalProperties")
 _DEFINITIONS: Final = ("$schema", "$defs", "definitions")
 
+ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
+_FOREIGN_TYPES: Final = {
+    "str": "string", "int": "integer", "float": "number", "double": "number", "bool": "boolean", "dict": "object",
+    "list": "array", "tuple": "array",
+}  # fmt: skip
+"""Python's, which tools are described with at times."""
+_OF_OBJECTS: Final = (
+    "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+    "maxProperties", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
+)  # fmt: skip
+_OF_ARRAYS: Final = (
+    "items", "additionalItems", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"
+)  # fmt: skip
+_OF_STRINGS: Final = ("pattern", "minLength", "maxLength", "format")
+_OF_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_SPEAKS_OF: Final = {
+    **dict.fromkeys(_OF_OBJECTS, ("object",)),
+    **dict.fromkeys(_OF_ARRAYS, ("array",)),
+    **dict.fromkeys(_OF_STRINGS, ("string",)),
+    **dict.fromkeys(_OF_NUMBERS, ("integer", "number")),
+}
+"""The types whose values a keyword can refuse."""
+
 
 def properties_of(schema: Any) -> Mapping[str, Any]:
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -25,16 +48,52 @@ def required_of(schema: Any) -> frozenset[str]:
 
 
 def referred(schema: Any, root: Any) -> Any:
-    """What its `$ref` leads to, or itself. None: it leads nowhere."""
+    """What its `$ref` leads to, or the only branch of its `allOf`, or itself. None: it leads nowhere."""
     for _ in range(MAX_REFS):
-        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+        if not isinstance(schema, Mapping):
             return schema
-        found = root
-        for step in schema["$ref"].removeprefix("#").strip("/").split("/"):
-            key = step.replace("~1", "/").replace("~0", "~")
-            found = found if not key else found.get(key) if isinstance(found, Mapping) else None
-        schema = found
+        if isinstance(schema.get("$ref"), str):
+            schema = _target(schema["$ref"], root)
+        elif (branch := only_branch(schema)) is not None:
+            schema = branch
+        else:
+            return schema
     return None
+
+
+def _target(reference: str, root: Any) -> Any:
+    found = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found if not key else found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def only_branch(schema: Mapping[str, Any]) -> Any:
+    """Of an `allOf` beside which nothing is said. None: there is none such."""
+    branches = schema.get("allOf")
+    if isinstance(branches, list) and len(branches) == 1 and schema.keys() & CHECKED == {"allOf"}:
+        return branches[0]
+    return None
+
+
+def listed_values(schema: Any) -> list[Any] | None:
+    """All values that its `const` or `enum` allows beside its type. None: they are not listed."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    types = _declared(schema)
+    return [
+        value
+        for value in values
+        if not types or _type_of(value) in types or ("number" in types and _type_of(value) == "integer")
+    ]
+
+
+def _declared(schema: Mapping[str, Any]) -> list[str]:
+    declared = schema.get("type")
+    given = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    return [_FOREIGN_TYPES.get(each, each) for each in given if isinstance(each, str)]
 
 
 def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
@@ -51,13 +110,9 @@ def types_of(schema: Any, root: Any, depth: int = 0) -> frozenset[str]:
 
 
 def _own_types(schema: Mapping[str, Any]) -> Iterable[str]:
-    declared = schema.get("type")
-    if isinstance(declared, str):
-        return [declared]
-    if isinstance(declared, list):
-        return [each for each in declared if isinstance(each, str)]
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    return [_type_of(value) for value in values] if isinstance(values, list) else []
+    listed = [_type_of(value) for value in values] if isinstance(values, list) else []
+    return _declared(schema) or listed
 
 
 def _type_of(value: Any) -> str:
@@ -87,12 +142,18 @@ class ArgumentsSchema:
             raise GrammarError(f"the schema of arguments is an object, but there is {schema!r:.100}")
         self.is_strict = is_strict
         self.root: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-        self.top = self.referred(self.root)
+        self.top = self.referred(self.root, "")
         self.check(self.top, OBJECT_KEYWORDS, "")
         self._definitions = {name: self.root[name] for name in _DEFINITIONS if name in self.root}
 
-    def referred(self, schema: Any) -> Any:
-        return referred(schema, self.root)
+    def referred(self, schema: Any, place: str) -> Any:
+        """Raises GrammarError where more is said beside a reference."""
+        if isinstance(schema, Mapping) and "$ref" in schema:
+            self.check(schema, ("$ref",), place)
+        found = referred(schema, self.root)
+        if found is None and self.is_strict:
+            raise GrammarError(f"at {place or 'the top'} of the schema a reference leads nowhere in it")
+        return {} if found is None else found
 
     def types_of(self, schema: Any) -> frozenset[str]:
         return types_of(schema, self.root)
@@ -105,10 +166,16 @@ class ArgumentsSchema:
         """Raises GrammarError at the first other keyword that could fail."""
         if not self.is_strict or not isinstance(schema, Mapping):
             return
+        types = _declared(schema)
         for keyword in schema:
-            only_describes = keyword == "format" and schema[keyword] not in FORMATS
-            if keyword in CHECKED and keyword not in known and not only_describes:
+            only_describes = (keyword == "format" and schema[keyword] not in FORMATS) or (
+                keyword == "additionalItems" and not isinstance(schema.get("items"), list)
+            )
+            speaks_of_others = bool(types) and keyword in _SPEAKS_OF and not {*types} & {*_SPEAKS_OF[keyword]}
+            if keyword in CHECKED and keyword not in known and not only_describes and not speaks_of_others:
                 raise UnsupportedKeywordError(keyword, place, "this model writes arguments in a format of its own")
+        if isinstance(schema.get("items"), list):
+            raise UnsupportedKeywordError("items", place, "this model writes arguments in a format of its own")
 
     def text_rule(self, schema: Any, place: str) -> TextRule | None:
         """Of a string's schema. None: any text. Raises GrammarError."""
@@ -129,5 +196,5 @@ class ArgumentsSchema:
 
 def named_properties(schema: Any) -> dict[str, Any]:
     """In their order; then those that are only required."""
-    properties = dict(properties_of(schema))
+    properties = {name: each for name, each in properties_of(schema).items() if each is not False}
     return properties | {name: True for name in sorted(required_of(schema)) if name not in properties}

@@ -98,6 +98,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"parallelism": {"tensor": 2}, "resources": {"maxDevices": 1}},
     ),
     "resources.cpu": ({}, {"resources": {"cpu": 1}}),
+    "resources.cpuLimit": ({}, {"resources": {"cpuLimit": 2}}),
     "resources.memory": ({}, {"resources": {"memory": "1Gi"}}),
     "resources.sharedMemory": ({}, {"resources": {"sharedMemory": "1Gi"}}),
     "resources.profile": ({}, {"resources": {"profile": "h100"}}),

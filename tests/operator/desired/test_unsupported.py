@@ -95,7 +95,7 @@ def test_the_crd_says_of_an_engines_field_that_it_is_not_acted_on(path: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "is_blocked"), [((1, 30), True), ((1, 34), True), ((1, 35), False), ((2, 0), False), (None, False)]
+    ("version", "is_blocked"), [((1, 30), True), ((1, 31), False), ((1, 35), False), ((2, 0), False), (None, False)]
 )
 def test_an_image_as_a_model_needs_a_cluster_with_image_volumes(
     make_service: MakeService, version: tuple[int, int] | None, is_blocked: bool
@@ -108,10 +108,34 @@ def test_an_image_as_a_model_needs_a_cluster_with_image_volumes(
 
 
 def test_the_version_that_is_missing_is_named_with_the_one_there_is(make_service: MakeService) -> None:
-    [feature] = unsupported_features(make_service(model={"source": "oci://r.example/m:1"}), (1, 31))
+    [feature] = unsupported_features(make_service(model={"source": "oci://r.example/m:1"}), (1, 30))
 
-    assert "Kubernetes 1.35, and this is 1.31" in feature.message
+    assert "Kubernetes 1.31, and this is 1.30" in feature.message
     assert "write pvc://" in feature.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"engine": {"args": ["--seed", "1", "--enforce-eager"]}}, "spec.engine.args"),
+        ({"engine": {"args": ["--enforce-eager=true"]}}, "spec.engine.args"),
+        ({"engine": {"args": ["--seed=1", "--no-enable-prefix"]}}, "spec.engine.args"),
+        (
+            {"disaggregation": {"prefill": {"engine": {"args": ["--enforce-eager"]}}, "decode": {}}},
+            "spec.disaggregation.prefill.engine.args",
+        ),
+    ],
+    ids=str,
+)
+def test_a_flag_that_the_engine_does_not_have_is_named_before_a_model_is_downloaded(
+    make_service: MakeService, spec: dict[str, Any], path: str
+) -> None:
+    service = make_service(**spec)
+    [feature] = unsupported_features(service, roles=engine_roles(service, InstallationDefaults()))
+    assert (feature.field_path, feature.is_blocking) == (path, False)
+    assert "has no --" in feature.message
+    own = make_service(**spec, pod={"image": "engine:own"}) if path == "spec.engine.args" else make_service()
+    assert unsupported_features(own, roles=engine_roles(own, InstallationDefaults())) == []
 
 
 @pytest.mark.parametrize("source", ["pvc://models", "file:///models/m", "hf://org/name", "s3://bucket/x"])

@@ -52,6 +52,15 @@ def test_resources_are_requested_and_limited(
     assert container["resources"] == {"requests": expected, "limits": expected}
 
 
+def test_more_cpu_may_be_used_than_is_requested(engine_template: RenderPod) -> None:
+    resources = {"accelerator": "none", "cpu": 2, "cpuLimit": 8, "memory": "4Gi"}
+    for model in ("pvc://models/m", "hf://org/name"):
+        pod = engine_template(resources=resources, model={"source": model})["spec"]
+        for container in (*pod["containers"], *pod.get("initContainers", ())):
+            assert container["resources"]["requests"] == {"cpu": "2", "memory": "4Gi"}
+            assert container["resources"]["limits"] == {"cpu": "8", "memory": "4Gi"}
+
+
 @pytest.mark.parametrize("spec", [{"engine": {"device": "cpu"}}, {"resources": {"accelerator": "none"}}])
 def test_without_an_accelerator_nothing_is_asked_for_that_the_manifest_does_not(
     engine_template: RenderPod, spec: dict[str, Any]

@@ -63,9 +63,9 @@ class SimulatedCluster:
     is_full: bool = False
     deployments: dict[WorkloadKey, SimulatedDeployment] = field(default_factory=dict)
 
-    def plan(self, blocked: str | None = None) -> RolloutPlan:
+    def plan(self, blocked: str | None = None, *, is_waiting: bool = False) -> RolloutPlan:
         workloads = [each.seen_as(key) for key, each in self.deployments.items()]
-        return plan_rollout(self.revision, self.desired, self.spec, workloads, blocked)
+        return plan_rollout(self.revision, self.desired, self.spec, workloads, blocked, is_waiting=is_waiting)
 
     def run_pass(self, *, is_left: bool = False) -> RolloutPlan:
         """One pass of the operator: plans from what it saw, and writes.

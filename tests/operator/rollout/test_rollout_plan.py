@@ -249,6 +249,19 @@ def test_what_blocks_starts_nothing_and_stops_nothing() -> None:
     assert (plan.state.phase, plan.state.trouble) == (RolloutPhase.HALTED, "tensor: 4")
 
 
+def test_a_service_that_waits_for_its_turn_stays_as_it_is_and_scales() -> None:
+    cluster = running()
+    cluster.revision, cluster.desired = "b", {"serve": 5}
+    plan = cluster.plan(is_waiting=True)
+    assert plan.replicas == {WorkloadKey("serve", "a"): 5, WorkloadKey("serve", "b"): 0}
+    assert plan.state.phase is RolloutPhase.WAITING
+
+
+def test_a_service_that_nothing_serves_does_not_wait() -> None:
+    plan = SimulatedCluster({"serve": 3}).plan(is_waiting=True)
+    assert plan.replicas == {WorkloadKey("serve", "a"): 3}
+
+
 def test_a_blocked_service_without_a_past_has_no_pods() -> None:
     plan = SimulatedCluster({"serve": 3}).plan(blocked="hf://")
     assert plan.replicas == {WorkloadKey("serve", "a"): 0}

@@ -2,7 +2,7 @@
 
 from kvasir_operator.apply.apply import Refusal
 from kvasir_operator.desired.unsupported import UnsupportedFeature
-from kvasir_operator.errors import KubeForbiddenError
+from kvasir_operator.errors import KubeForbiddenError, ObjectRefusedError
 from kvasir_operator.kube.kinds import SERVICE, ObjectKey, ServiceKey
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.status.problems import find_problems
@@ -26,6 +26,12 @@ def test_each_problem_has_its_reason_and_names_what_it_is_about() -> None:
         ),
         ("FieldsContested", "Deployment d: hpa keeps writing spec.replicas"),
     ]
+
+
+def test_an_api_server_that_drops_image_volumes_is_told_apart_from_a_broken_manifest() -> None:
+    error = ObjectRefusedError("spec.template.spec.volumes[1]: Required value: must specify a volume type", 422)
+    [found] = find_problems([], [Refusal(KEY, error)], [], [])
+    assert found.message.endswith("oci://, for which this API server needs its feature gate ImageVolume)")
 
 
 def test_a_service_that_is_as_it_should_be_has_none() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvasir_router.dialects.dialect import Dialect, Prompt
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Scores, Tokenize
 from kvasir_router.errors import RequestError
 
 
@@ -42,14 +42,33 @@ def test_an_embedding_has_its_text_as_input_and_generates_nothing() -> None:
     assert Embeddings.num_output_tokens == 0
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"query": "q", "documents": ["a", "b"]},
+        {"text_1": "q", "text_2": ["a", "b"]},
+        {"queries": "q", "items": ["a", "b"]},
+    ],
+)
+def test_of_scores_the_query_comes_first_and_nothing_is_generated(body: dict[str, Any]) -> None:
+    found = prompt(body, Scores("/v1/score"))
+    assert (found.content, found.is_batch, found.is_text) == (b'"q"\n["a", "b"]', True, False)
+    assert Scores.num_output_tokens == 0
+
+
+def test_scores_of_nothing_prefill_nothing() -> None:
+    scores = Scores("/v1/rerank")
+    assert scores.prompt(scores.read(b'{"model": "m"}'), "m") is None
+
+
 def test_the_same_text_of_another_api_model_or_salt_shares_nothing() -> None:
     seeds = [
         prompt({"prompt": "a"}).seed,
         prompt({"prompt": "a"}, model="other").seed,
         prompt({"prompt": "a", "cache_salt": "s"}).seed,
         prompt({"input": "a"}, Embeddings()).seed,
-        prompt({"prompt": "a"}, Passthrough("/pooling")).seed,
-        prompt({"prompt": "a"}, Passthrough("/classify")).seed,
+        prompt({"input": "a"}, Embeddings("/classify")).seed,
+        prompt({"prompt": "a"}, Passthrough("/v1/messages")).seed,
     ]
     assert len(set(seeds)) == len(seeds)
 
@@ -71,7 +90,7 @@ def test_of_other_apis_whatever_reads_like_a_prompt_is_one(body: dict[str, Any],
     assert prompt(body, Passthrough("/v1/responses")).content == expected
 
 
-@pytest.mark.parametrize("dialect", [Completions(), Embeddings(), Tokenize(), Passthrough("/x")])
+@pytest.mark.parametrize("dialect", [Completions(), Embeddings(), Scores("/x"), Tokenize(), Passthrough("/x")])
 def test_an_error_in_a_stream_is_its_body_as_an_event(dialect: Dialect) -> None:
     error = RequestError("no")
     assert dialect.error_event(error) == b"data: " + dialect.error_body(error) + b"\n\n"

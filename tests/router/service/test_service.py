@@ -50,7 +50,7 @@ def factory(clock: StandingClock) -> ServiceFactory:
     """Its services may guess twenty blocks to be cached, all together: guesses get an eighth of the memory."""
     limits, tuning = (
         TenantLimits(None, None, lambda: None),
-        Tuning(clock=clock, memory_limit_bytes=160 * BYTES_PER_BLOCK),
+        Tuning(clock=clock, memory_limit_bytes=320 * BYTES_PER_BLOCK),
     )
     return ServiceFactory(CONFIG, None, limits, DecisionLog(), None, tuning)  # type: ignore[arg-type]
 

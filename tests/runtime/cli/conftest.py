@@ -35,12 +35,17 @@ def save_tiny_llama(folder: Path, *, max_position_embeddings: int) -> Path:
         bos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def byte_tokenizer(*others: str) -> Tokenizer:
+    """A token a byte; `others` come behind them, and no text is made of these."""
+    alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *others]
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return tokenizer
 
 
 def a_free_port() -> int:

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.cli.conftest import Server
 
-from kvasir_runtime.server.trust import SECRET_HEADER
+from kvasir_runtime.server.middleware import SECRET_HEADER
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 
 MODEL = Path("examples/models/kvasir-python-700k")

@@ -23,10 +23,16 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import Candidates, StepPlan, StepResult, StepTimes, TimedStep
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import (
+    Candidates,
+    SchedulerLimits,
+    StepBudget,
+    StepPlan,
+    StepResult,
+    StepTimes,
+    TimedStep,
+)
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats

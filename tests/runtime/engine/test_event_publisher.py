@@ -10,9 +10,8 @@ import zmq
 
 from kvasir_operator.local.network import free_port
 from kvasir_runtime.config import KvEventsConfig
-from kvasir_runtime.engine.event_publisher import EventPublisher, at_rank
 from kvasir_runtime.engine.load_report import LoadReport
-from kvasir_runtime.engine.replay_server import END_OF_REPLAY
+from kvasir_runtime.engine.router_feed import END_OF_REPLAY, EventPublisher, at_rank
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kv_cache.events import BlockRemoved, EventBatch
 

@@ -15,26 +15,26 @@ def step(seconds: float, num_prompt_tokens: int = 0) -> TimedStep:
 
 def test_an_engine_that_made_no_step_says_nothing():
     rates = StepRates()
-    assert (rates.steps_per_second, rates.prefill_tokens_per_second) == (0.0, None)
+    assert (rates.steps.value, rates.prefill.value) == (None, None)
 
 
 def test_steps_are_counted_by_the_clock():
     rates = StepRates()
     for _ in range(10):
         rates.observe_step(step(0.05))
-    assert rates.steps_per_second == pytest.approx(20)
+    assert rates.steps.value == pytest.approx(20)
 
 
 def test_prompts_are_measured_over_the_steps_that_computed_many_of_their_tokens():
     rates = StepRates()
     rates.observe_step(step(0.5, MIN_PREFILL_TOKENS - 1))
-    assert rates.prefill_tokens_per_second is None
+    assert rates.prefill.value is None
     rates.observe_step(step(0.5, MIN_PREFILL_TOKENS))
-    assert rates.prefill_tokens_per_second == pytest.approx(2 * MIN_PREFILL_TOKENS)
+    assert rates.prefill.value == pytest.approx(2 * MIN_PREFILL_TOKENS)
 
 
 def test_after_a_half_life_of_work_what_was_counts_half():
     rates = StepRates()
     rates.observe_step(step(HALF_LIFE_SECONDS, 1000))
     rates.observe_step(step(HALF_LIFE_SECONDS, 4000))
-    assert rates.prefill_tokens_per_second == pytest.approx((500 + 4000) / (1.5 * HALF_LIFE_SECONDS))
+    assert rates.prefill.value == pytest.approx((500 + 4000) / (1.5 * HALF_LIFE_SECONDS))

@@ -29,11 +29,11 @@ from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
+from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
-from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepPlan
 from kvasir_runtime.speculative.depth import FixedDepth
 from kvasir_runtime.speculative.select import proposer_of
 from kvasir_runtime.structured.vocabulary import Vocabulary
@@ -275,6 +275,7 @@ class Engine:
         kv_transfer_params: KvTransferParams | None = None,
         cache_salt: str | None = None,
         grammar: str | None = None,
+        pooling: Pooling | None = None,
         **sampling: Any,
     ) -> None:
         """A sequence for each seed; `output`: what another engine has generated already, of all of them, or `outputs`,
@@ -294,6 +295,7 @@ class Engine:
                     kv_transfer_params=kv_transfer_params,
                     cache_salt=cache_salt,
                     grammar=grammar,
+                    pooling=pooling,
                 ),
                 sequences=[
                     SequenceStart(index=index, seed=seed, output_token_ids=list(own))

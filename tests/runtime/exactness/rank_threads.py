@@ -16,7 +16,7 @@ from tests.runtime.exactness.conftest import (
     byte_vocabulary,
 )
 
-from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, SchedulerConfig
+from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, PoolerConfig, SchedulerConfig
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
@@ -95,6 +95,8 @@ def start_ranks(
     layer_partition: tuple[int, ...] | None = None,
     kv_cache_dtype: Any = "auto",
     platforms: Mapping[int, Platform] | None = None,
+    runner: Any = "auto",
+    pooler_config: PoolerConfig | None = None,
     **execution: Any,
 ) -> RankThreads:
     """`size` ranks a stage; `platforms` by rank, where they are not the device's own."""
@@ -105,7 +107,13 @@ def start_ranks(
 
     def load(own: RankGroups) -> Worker:
         return load_worker(
-            ModelConfig(model=str(model), max_model_len=MAX_MODEL_LEN, device="cpu"),
+            ModelConfig(
+                model=str(model),
+                max_model_len=MAX_MODEL_LEN,
+                device="cpu",
+                runner=runner,
+                pooler_config=pooler_config,
+            ),
             CacheConfig(block_size=BLOCK_SIZE, kv_cache_dtype=kv_cache_dtype),
             ExecutionConfig(num_threads=1, **execution),
             SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS),

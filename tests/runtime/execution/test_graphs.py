@@ -265,6 +265,16 @@ def test_steps_that_wait_for_a_graph_warm_up() -> None:
     assert not rig.graphs.take_warming_up()
 
 
+def test_of_unequal_requests_on_a_cpu_the_step_of_the_capture_alone_warms_up() -> None:
+    """Steps like it seldom come again, and take as long as they take."""
+    rig = Rig([2], [6, 1], is_exact=True)
+    told = []
+    for _ in range(STEPS_BEFORE_RECORDING + 1):
+        rig.run(2, [3, 1])
+        told.append(rig.graphs.take_warming_up())
+    assert told == [False] * (STEPS_BEFORE_RECORDING - 1) + [True, False]
+
+
 def test_what_warmed_up_in_any_pass_of_a_step_is_told_once() -> None:
     decoder = Attending(ReferenceAttention(), "cpu")
     padded = PaddedGraphs(decoder.tables, MAX_SEQ_LEN, [1])

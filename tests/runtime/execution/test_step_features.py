@@ -29,7 +29,7 @@ from kvasir_runtime.execution.step_features import (
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import cpu_step_ops
 from kvasir_runtime.models.decoder import ComputeStep, DecoderOutput
-from kvasir_runtime.scheduling.step import BoolArray, Int32Array, StepPlan, StepResult
+from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 VOCAB_SIZE = 64
 
@@ -43,13 +43,12 @@ class Shift(StepFeature):
     def __init__(self, rows: Rows) -> None:
         self.num_calls = 0
         self._shifts = np.zeros(len(rows.prompt_lens), dtype=np.int64)
+        self.wants = np.zeros(len(rows.prompt_lens), dtype=np.bool_)
 
     def on_rows(self, plan: StepPlan) -> None:
         for new in plan.added:
             self._shifts[new.row] = len(new.spec.cache_salt or "")
-
-    def wanted_by(self, rows: Int32Array) -> BoolArray:
-        return self._shifts[rows] > 0
+            self.wants[new.row] = bool(new.spec.cache_salt)
 
     def before_decoder(self, plan: StepPlan, inputs: StepInputs) -> NDArray[np.int64] | None:
         self.num_calls += 1
@@ -58,7 +57,7 @@ class Shift(StepFeature):
         return None
 
     def collect(self, step: ForwardedStep, drawn: DrawnStep | None) -> TensorColumns | None:
-        own = step.positions.having(self.name, self.wanted_by)
+        own = step.positions.having(self.name, self.wants)
         assert own is not None
         return {
             "rows": own.host_rows,

@@ -37,7 +37,7 @@ from kvasir_runtime.kernels.activation_triton import triton_gelu_tanh_and_mul, t
 from kvasir_runtime.kernels.argmax_triton import triton_argmax
 from kvasir_runtime.kernels.attention_tiles import HeadShape
 from kvasir_runtime.kernels.experts_triton import triton_combine_experts, triton_group_by_expert, triton_route
-from kvasir_runtime.kernels.few_rows_triton import FewRowsWeight
+from kvasir_runtime.kernels.few_rows_triton import SHORT_TO, WIDE_FROM, FewRowsWeight
 from kvasir_runtime.kernels.grouped_linear_triton import MANY_FROM, TritonExperts
 from kvasir_runtime.kernels.inputs import DecodeTensors, InputBuffers, PlannedTokens, RowTensors, StepLengths
 from kvasir_runtime.kernels.inputs_triton import triton_load_inputs, triton_prepare_inputs
@@ -273,9 +273,8 @@ def compile_layers() -> None:
     triton_silu_and_mul(hidden)
     triton_gelu_tanh_and_mul(hidden)
     TritonWeight(of(4096, 4096), None)(hidden)
-    for num_outputs in (1024, 4096, 28672):
-        for num_rows in (1, 16):
-            FewRowsWeight(of(num_outputs, 4096), None)(hidden[:num_rows])
+    for num_outputs, num_inputs in ((4096, 4096), (4096, SHORT_TO), (WIDE_FROM, 512)):
+        FewRowsWeight(of(num_outputs, num_inputs), None)(of(1, num_inputs))
     for head_dim, norm in ((128, of(128)), (256, None)):
         query, key = of(NUM_TOKENS, NUM_HEADS, head_dim), of(NUM_TOKENS, NUM_KV_HEADS, head_dim)
         caches = of(2, 10, 16, NUM_KV_HEADS, head_dim)

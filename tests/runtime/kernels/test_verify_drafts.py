@@ -33,7 +33,7 @@ def on_gpu(verify: VerifyDrafts | VerifyMostLikely) -> VerifyDrafts:
         verified = verify(on_device(first), at, rows)
         for field in fields(known):
             getattr(known, field.name).copy_(getattr(rows, field.name))
-        return VerifiedTokens(verified.packed.cpu(), verified.width)
+        return VerifiedTokens.of(verified.packed.cpu(), verified.width)
 
     return there_and_back
 

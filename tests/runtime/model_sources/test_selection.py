@@ -18,6 +18,9 @@ SERVED = (
     "additional_chat_templates/tools.jinja",
     "model.safetensors.index.json",
     "model-00001-of-00002.safetensors",
+    "modules.json",
+    "1_Pooling/config.json",
+    "2_Dense/model.safetensors",
 )
 LEFT = (
     "README.md",
@@ -29,6 +32,8 @@ LEFT = (
     "original/params.json",
     "original/model.safetensors",
     "onnx/model.onnx",
+    "2_Dense/pytorch_model.bin",
+    "checkpoints/1_Pooling/config.json",
     "../config.json",
     "figure.png",
     "modeling_own.py",
@@ -49,6 +54,13 @@ def test_takes(path: str) -> None:
 def test_leaves(path: str) -> None:
     chosen = serving_files(files("config.json", "model.safetensors", path), "hf://a/b")
     assert path not in [file.path for file in chosen]
+
+
+def test_layers_behind_a_model_are_no_model() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no \*\.safetensors"):
+        serving_files(
+            files("config.json", "tokenizer.json", "pytorch_model.bin", "2_Dense/model.safetensors"), "hf://a/b"
+        )
 
 
 def test_begins_with_the_smallest() -> None:

@@ -14,10 +14,8 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
-from kvasir_runtime.scheduling.step_budget import StepBudget
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepBudget, StepPlan, StepResult
 from kvasir_runtime.scheduling.waiting import PolicyName, WaitingQueue, waiting_queue
 
 settings.register_profile("long", max_examples=3000, stateful_step_count=60, deadline=None)

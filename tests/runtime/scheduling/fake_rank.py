@@ -13,6 +13,7 @@ from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.outputs import TokenLogprobs
+from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, NewSequence, StepPlan, StepResult
 from kvasir_runtime.transfer.commands import BlockIds
@@ -53,6 +54,15 @@ class Row:
     sampling: SamplingParams
     tables: list[dict[int, int]]
     drafts: list[int] = field(default_factory=list)
+    pooling: Pooling | None = None
+    summed: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Of the tokens computed since it took its row: what is made of a prompt that wants a vector."""
+
+    def pool(self, end: int) -> None:
+        """The tokens up to there are computed."""
+        pooled = self.token_ids[self.num_computed : end]
+        self.summed = [self.summed[0] + sum(pooled), self.summed[1] + len(pooled)]
+        self.num_computed = end
 
 
 @dataclass
@@ -123,7 +133,7 @@ class FakeRank:
     def _new_row(self, new: NewSequence) -> Row:
         return Row(
             list(new.token_ids), new.spec.num_prompt_tokens, new.num_computed_tokens, new.num_candidates,
-            new.spec.sampling, [{} for _ in self.groups],
+            new.spec.sampling, [{} for _ in self.groups], pooling=new.spec.pooling,
         )  # fmt: skip
 
     def _write(self, plan: StepPlan) -> dict[int, int]:
@@ -176,12 +186,19 @@ class FakeRank:
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         candidates: dict[int, Candidates] = {}
+        pooled: dict[int, list[float]] = {}
         result_lines: dict[int, int] = {}
         for index, number in enumerate(plan.rows.tolist()):
             row, samples = self.rows[number], bool(plan.samples[index])
             end = row.num_computed + lengths[number]
             if row.sampling.prompt_logprobs is not None and row.num_computed < row.num_prompt_tokens - 1:
                 prompt_logprobs[number] = _prompt_scores(row, end)
+            if row.pooling is not None:
+                assert not samples, "nothing is drawn behind a prompt that wants a vector"
+                row.pool(end)
+                if end == row.num_prompt_tokens:
+                    pooled[number] = row.summed
+                continue
             assert samples == (end >= len(row.token_ids)), "samples exactly when the last known token is computed"
             if not samples:
                 row.num_computed = end
@@ -203,7 +220,7 @@ class FakeRank:
             np.array(padded, dtype=np.int32).reshape(len(lines), width),
             np.array([len(line) for line in lines], dtype=np.int32),
             np.array(num_drafts, dtype=np.int32),
-            columns(logprobs, prompt_logprobs, candidates, lines=result_lines),
+            columns(logprobs, prompt_logprobs, candidates, lines=result_lines, pooled=pooled),
             drafts=self._drafts(plan) if self.tells_drafts else None,
         )
 

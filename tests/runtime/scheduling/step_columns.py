@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.scheduling.step import CANDIDATES, LOGPROBS, PROMPT_LOGPROBS, Candidates, Columns
+from kvasir_runtime.scheduling.step import CANDIDATES, LOGPROBS, POOLED, PROMPT_LOGPROBS, Candidates, Columns
 
 Entries = Mapping[int, Sequence[TokenLogprobs]]
 NONE: Mapping[int, Any] = MappingProxyType({})
@@ -18,6 +18,7 @@ def columns(
     prompt_logprobs: Entries = NONE,
     candidates: Mapping[int, Candidates] = NONE,
     lines: Mapping[int, int] = NONE,
+    pooled: Mapping[int, Sequence[float]] = NONE,
 ) -> dict[str, Columns]:
     """Of rows; `lines` are those of the rows of `logprobs` in the result."""
     made: dict[str, Columns] = {}
@@ -28,6 +29,8 @@ def columns(
         }
     if prompt_logprobs:
         made[PROMPT_LOGPROBS] = _scores(prompt_logprobs)
+    if pooled:
+        made[POOLED] = {"rows": np.array(list(pooled)), "vectors": np.array(list(pooled.values()), dtype=np.float32)}
     if candidates:
         lists = [(each.token_ids, each.logprobs) for each in candidates.values()]
         made[CANDIDATES] = _padded(lists) | {"rows": np.array(list(candidates)), "numbers": _lengths(lists)}

@@ -9,6 +9,7 @@ of its prompt and seed. Whenever the engine does nothing, there is nothing that 
 looks for longer, at random.
 """
 
+import struct
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
+from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -76,6 +78,8 @@ class Expected:
     sampling: SamplingParams
     is_beam: bool = False
     is_over: bool = False
+    num_pooled: int | None = None
+    """Of its prompt's tokens, the last ones, which its vector is made of at least; None: it wants tokens."""
 
 
 class VaryingDepth:
@@ -232,6 +236,9 @@ class Clients:
         if output.finish_reason == "error":
             expected.is_over = True  # perhaps before: an impossible request may be aborted before it is answered
             return
+        if expected.num_pooled is not None:
+            self._take_vector(expected, output)
+            return
         if expected.sampling.prompt_logprobs is not None and expected.is_fresh:
             assert (output.prompt_logprobs is not None) is (expected.is_beam or output.request_id not in self.scored)
         if output.prompt_logprobs is not None:
@@ -247,6 +254,15 @@ class Clients:
         if output.finish_reason is not None:
             assert (expected.received, output.finish_reason) == (expected.output, expected.reason)
             expected.is_over = True
+
+    def _take_vector(self, expected: Expected, output: SequenceOutput) -> None:
+        assert not expected.is_over, "an output after the last"
+        assert (output.new_token_ids, output.finish_reason) == ([], "stop")
+        assert output.pooled is not None
+        total, number = struct.unpack("<2f", output.pooled)
+        assert expected.num_pooled <= number <= len(expected.prompt)
+        assert total == sum(expected.prompt[-int(number) :])
+        expected.is_over = True
 
 
 def expected_output(prompt: list[int], sampling: SamplingParams, seed: int) -> tuple[list[int], str]:
@@ -341,13 +357,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         expected = [Expected(output, reason, [], prompt, True, sampling, True) for output, reason in hypotheses]
         self._send(prompt, sampling, starts, expected, way, beam=beam)
 
-    def _send(self, prompt, sampling, starts, expected, way, beam=None, tenant="", priority=0) -> None:
+    @rule(
+        prompt=prompts(), is_whole=st.booleans(), priority=st.integers(0, 3), way=st.sampled_from(["at once", "held"])
+    )
+    def add_pooling(self, prompt, is_whole, priority, way) -> None:
+        """Of a prompt that is pooled whole no token may be left out, because it is cached."""
+        sampling = SamplingParams(max_tokens=0, seed=0)
+        expected = Expected([], "stop", [], prompt, True, sampling, num_pooled=len(prompt) if is_whole else 1)
+        pooling = Pooling(needs_whole_prompt=is_whole)
+        starts = [SequenceStart(index=0, seed=0)]
+        self._send(prompt, sampling, starts, [expected], way, priority=priority, pooling=pooling)
+
+    def _send(self, prompt, sampling, starts, expected, way, beam=None, tenant="", priority=0, pooling=None) -> None:
         request_id = f"r{self.num_requests}"
         message = AddRequest(
             request_id=request_id, api_index=self.num_requests % 2, sequences=starts,
             arrival_time=float(self.num_requests // 2),
             spec=RequestSpec(
                 prompt_token_ids=prompt, sampling=sampling, tenant=tenant, priority=priority, beam=beam,
+                pooling=pooling,
                 kv_transfer_params=WAYS_IN[way] if self.setup.cache else None,
             ),
         )  # fmt: skip

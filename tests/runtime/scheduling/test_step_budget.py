@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvasir_runtime.scheduling.step import TimedStep
-from kvasir_runtime.scheduling.step_budget import UNMEASURED_TOKENS, StepBudget
+from kvasir_runtime.scheduling.step import UNMEASURED_TOKENS, StepBudget, TimedStep
 
 MOST, BLOCK = 2048, 16
 MANY = 100_000

@@ -42,7 +42,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
-from kvasir_runtime.server.body import API_LIMITS, ApiLimits
+from kvasir_runtime.server.admission import API_LIMITS, ApiLimits
 from kvasir_runtime.server.launch import ApiServer, listen, run_api_server
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.transfer.metrics import TransferStats

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.foreign_fields import RequestModel
+from kvasir_runtime.server.body import RequestModel
 from kvasir_runtime.server.protocol import (
     ChatCompletionRequest,
     ChatMessage,
@@ -244,9 +244,9 @@ def test_unknown_model_is_not_found_and_the_known_are_named(running) -> None:
 
 
 def test_route_that_does_not_exist_is_named(running) -> None:
-    status, error = post(running, "/v1/embeddings", {})
+    status, error = post(running, "/v1/audio/speech", {})
     assert (status, error["code"]) == (404, "route_not_found")
-    assert "POST /v1/embeddings" in error["message"]
+    assert "POST /v1/audio/speech" in error["message"]
 
 
 def test_method_that_a_route_does_not_take_is_told_the_right_one(running) -> None:

@@ -10,7 +10,7 @@ from tests.runtime.server.test_http_bounds import answer_to, connect
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.errors import ServerUnavailableError
-from kvasir_runtime.server.body import ApiLimits, BodyBudget
+from kvasir_runtime.server.admission import ApiLimits, BodyBudget
 
 COMPLETION = b'{"prompt": "the", "max_tokens": 1}'
 

@@ -28,8 +28,8 @@ from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange, event_stream
 from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
+from kvasir_runtime.server.middleware import REQUEST_ID
 from kvasir_runtime.server.openai import CHAT
-from kvasir_runtime.server.request_log import REQUEST_ID
 from kvasir_runtime.server.serving import Serving, generating_routes
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -42,7 +42,7 @@ REQUEST = GenerateRequest(
 ASKED_NOTHING = SimpleNamespace(max_body_bytes=1000, max_body_seconds=5.0)
 """What a server is asked whose requests cannot be read."""
 BEGINNING = b'{"request_id":"c","created":0,"seeds":[7],"model":"m"}\n'
-ENTRY = b"[0,[5],null,0]\n"
+ENTRY = b"[0,[5],null,0,1]\n"
 
 
 class OneGeneration:

@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.server.conftest import running_server
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.body import ApiLimits
+from kvasir_runtime.server.admission import ApiLimits
 
 pytestmark = pytest.mark.alone
 

@@ -43,8 +43,10 @@ def test_an_answer_has_its_text_its_usage_and_the_reason_of_its_end(running, cli
 
 
 def test_a_request_has_an_id_where_the_client_looks_for_it(client) -> None:
-    message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=1, extra_headers={"x-request-id": "a"})
-    assert message._request_id == "a"
+    answer = client.messages.with_raw_response.create(
+        model="tiny", messages=MESSAGES, max_tokens=1, extra_headers={"x-request-id": "a"}
+    )
+    assert answer.request_id == "a"
 
 
 def test_system_blocks_and_turns_become_the_prompt_that_chat_makes(running, client) -> None:

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from kvasir_runtime.config import ServerConfig
-from kvasir_runtime.server.request_log import MAX_REQUEST_ID_CHARS
+from kvasir_runtime.server.middleware import MAX_REQUEST_ID_CHARS
 
 ID = {"x-request-id": "router-7"}
 
@@ -68,7 +68,7 @@ def test_a_stream_has_an_id(running) -> None:
 
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name.endswith("request_log")]
+    return [record.getMessage() for record in caplog.records if record.name.endswith("middleware")]
 
 
 def test_refused_requests_are_logged_with_their_id_and_why(start_server, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,8 @@ from tests.runtime.server.test_resumption import added_up, split, stream
 from tokenizers import AddedToken
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.errors import ConfigurationError
+from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.structured.vocabulary import Vocabulary, num_words
 
 TOOLS = [
@@ -420,6 +422,30 @@ def test_text_of_a_form_and_a_call_cannot_both_be_asked_for(model: Running) -> N
     body = wishes("a", tool_choice="required", guided_regex="a+")
     response = model.http.post("/v1/chat/completions", json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "guided_regex")
+
+
+# Which formats a server knows.
+
+SHOWN = "<think> </think> <tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("calls", "reasoning", "known"),
+    [
+        (None, None, ("hermes", True)),
+        ("kimi_k2", "qwen3", ("kimi_k2", True)),
+        ("none", "none", (None, False)),
+    ],
+)
+def test_flags_go_before_what_the_template_shows(model: Running, calls, reasoning, known) -> None:
+    formats = answer_formats(Tokenizer(model.tokenizer, {}), SHOWN, calls, reasoning)
+    assert (formats.calls_name, formats.reasoning is not None) == known
+
+
+@pytest.mark.parametrize("names", [("hermess", None), (None, "qwen")], ids=str)
+def test_a_format_that_nobody_knows_is_refused_with_those_there_are(model: Running, names: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"parser is 'hermess'; .*hermes|parser is 'qwen'; .*qwen3, .*none"):
+        answer_formats(Tokenizer(model.tokenizer, {}), SHOWN, *names)
 
 
 # What a server without a format says.

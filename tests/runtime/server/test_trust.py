@@ -9,8 +9,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from kvasir_runtime.server.middleware import RouterTrustMiddleware, is_loopback
 from kvasir_runtime.server.resolving import STRANGER
-from kvasir_runtime.server.trust import RouterTrustMiddleware, is_loopback
 
 BODY = {"prompt": "the quick", "max_tokens": 2, "stream": True}
 ROUTERS = {"x-kvasir-tenant": "blue", "x-kvasir-resumable": "1"}

@@ -265,8 +265,9 @@ ANSWERS = [
     Answer(
         "deepseek_v4: another section, arguments as JSON",
         "deepseek_v4",
-        f'<{DSML}tool_calls>\n<{DSML}invoke name="weather">{ARGUMENTS}</{DSML}invoke>\n</{DSML}tool_calls>',
-        [Call("weather", ARGUMENTS)],
+        f'<{DSML}tool_calls>\n<{DSML}invoke name="weather">{ARGUMENTS}</{DSML}invoke>\n<{DSML}invoke name="weather">'
+        f'<{DSML}parameter name="city" string="false">"a"</{DSML}parameter></{DSML}invoke></{DSML}tool_calls>',
+        [Call("weather", ARGUMENTS), Call("weather", '{"city": "a"}')],
     ),
     Answer(
         "kimi_k2",

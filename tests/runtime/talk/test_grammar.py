@@ -3,7 +3,8 @@
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -126,6 +127,9 @@ class Model:
             written += taken
         raise AssertionError(b"".join(map(self.token_bytes, written)).decode()[:500])
 
+    def num_tokens_taken(self, grammar: str, token_ids: Sequence[int]) -> int:
+        return self._vocabulary.matcher(grammar).num_valid(token_ids)
+
     def num_chars_taken(self, grammar: str, text: str) -> int:
         """All of them only where the answer may end there."""
         matcher, token_ids = self._vocabulary.matcher(grammar), self.token_ids(text)
@@ -152,8 +156,8 @@ def texts_in(described: Any) -> Iterator[str]:
                 yield from texts_in(getattr(described, part.name))
 
 
-def read(name: str, text: str) -> list[Event]:
-    parser = AnswerParser(FORMATS[name], None, tools=SCHEMAS, is_thinking=False, is_held=True)
+def read(name: str, text: str, schemas: Mapping[str, Any] = SCHEMAS) -> list[Event]:
+    parser = AnswerParser(FORMATS[name], None, tools=schemas, is_thinking=False, is_held=True)
     return joined([*parser.feed(text), *parser.finish(is_cut=False)])
 
 
@@ -276,7 +280,7 @@ def test_a_tool_may_have_many_properties_that_may_be_left_out(name: str) -> None
 @pytest.mark.parametrize("name", ["gemma4", "qwen3_coder", "glm45"])
 def test_texts_without_quotes_follow_lengths_and_patterns(name: str) -> None:
     properties = {
-        "a": {"anyOf": [{"type": "string", "minLength": 2, "maxLength": 9000}, {"type": "null"}]},
+        "a": {"anyOf": [{"type": "string", "minLength": 5, "maxLength": 9000}, {"type": "null"}]},
         "b": {"type": "string", "pattern": "/x$"},
     }
     schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
@@ -290,9 +294,27 @@ def test_texts_without_quotes_follow_lengths_and_patterns(name: str) -> None:
         "glm45": "<tool_call>weather<arg_key>a</arg_key><arg_value>A</arg_value><arg_key>b</arg_key>"
         "<arg_value>B</arg_value></tool_call>",
     }[name]
-    for a, b, is_taken in (("xx", "/x", True), ("x", "/x", False), ("y" * 9001, "/x", False), ("xx", "x", False)):
+    for a, b, is_taken in (
+        ("xxxxx", "/x", True),
+        ("null", "/x", True),
+        ("xxxx", "/x", False),
+        ("xxxx\n</parameter>xxxx", "/x", name != "qwen3_coder"),
+        ("y" * 9001, "/x", False),
+        ("xxxxx", "x", False),
+    ):
         text = template.replace("A", a).replace("B", b)
-        assert (model.num_chars_taken(grammar, text) == len(text)) == is_taken
+        if (name, a) != ("gemma4", "null"):
+            assert (model.num_chars_taken(grammar, text) == len(text)) == is_taken
+
+
+def test_a_text_does_not_spell_the_token_that_ends_it() -> None:
+    model = Model(SPECIAL["glm45"], "glm45")
+    grammar = calls_grammar(
+        FORMATS["glm45"], strict(a={"type": "string"}), is_required=True, is_parallel=False, special_ids=model.ids
+    )
+    begun = model.token_ids("<tool_call>weather<arg_key>a</arg_key><arg_value>b")
+    assert model.num_tokens_taken(grammar, [*begun, *b"</arg_value"]) == len(begun) + len("</arg_value")
+    assert model.num_tokens_taken(grammar, [*begun, *b"</arg_value>"]) == len(begun) + len("</arg_value")
 
 
 @pytest.mark.parametrize("name", ["gemma4", "pythonic", "hermes", "qwen3_coder"])
@@ -303,6 +325,47 @@ def test_odd_names_of_properties_can_be_read(name: str) -> None:
     grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=False, special_ids=model.ids)
     (arguments,) = [event for event in read(name, model.write(grammar, 1)) if isinstance(event, Arguments)]
     assert set(json.loads(arguments.text)) == {"a b", 'c"d'}
+
+
+MALFORMED: list[Any] = [
+    3, [], "x", {"type": 3}, {"type": "nothing"}, {"enum": 5}, {"anyOf": 3}, {"anyOf": [3]}, {"oneOf": {}},
+    {"allOf": 3},
+    {"type": "array", "items": 3}, {"type": "array", "minItems": "x"}, {"type": "string", "minLength": "x"},
+    {"type": "string", "pattern": 3}, {"type": "string", "pattern": "("}, {"type": "object", "properties": []},
+    {"type": "object", "required": 3}, {"$ref": 3}, {"$ref": "#/nowhere"}, {"$ref": "#"}, {"const": {"a": [None, 1.5]}},
+    {"type": "integer", "minimum": "x"}, {"format": 3}, {"type": "string", "format": []}, {"enum": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "gemma4", "pythonic", "qwen3_coder", "deepseek_v32"])
+def test_a_malformed_schema_is_refused_or_means_nothing_more(name: str, is_strict: bool) -> None:
+    model = Model(SPECIAL.get(name, ()), name)
+    wholes = [*MALFORMED, *({"type": "object", "properties": {"p": each}} for each in MALFORMED)]
+    for schema in wholes:
+        tools = [CallableTool("weather", schema, is_strict=is_strict)]
+        with suppress(GrammarError):  # and nothing else
+            model.num_chars_taken(
+                calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids), "x"
+            )
+
+
+@pytest.mark.parametrize("name", ["gemma4", "pythonic", "qwen3_coder"])
+def test_what_says_nothing_more_is_no_reason_to_refuse(name: str) -> None:
+    tools = strict(
+        one={"allOf": [{"type": "integer"}]},
+        other={"type": "integer", "pattern": "a", "required": ["x"]},
+        listed={"type": "string", "oneOf": [{"const": "a"}, {"const": "b"}]},
+        some={"type": "array", "items": {"type": "integer"}, "additionalItems": False},
+        mixed={"type": "string", "enum": ["a", 1]},
+        never=False,
+    )
+    model = Model(SPECIAL.get(name, ()), name)
+    grammar = calls_grammar(FORMATS[name], tools, is_required=True, is_parallel=True, special_ids=model.ids)
+    for seed in range(4):
+        for event in read(name, model.write(grammar, seed), {"weather": tools[0].parameters}):
+            if isinstance(event, Arguments):
+                jsonschema.validate(json.loads(event.text), tools[0].parameters)
 
 
 def test_a_name_that_marks_would_cut_is_refused() -> None:
@@ -326,6 +389,9 @@ def strict(**properties: Any) -> list[CallableTool]:
         ("gemma4", {"type": "object", "patternProperties": {}}, "'patternProperties' at /properties/p"),
         ("gemma4", {"items": {"oneOf": [{"type": "string"}, {"minLength": 2}]}, "type": "array"}, "'oneOf' at /prop"),
         ("pythonic", {"allOf": []}, "'allOf' at /properties/p"),
+        ("qwen3_coder", {"$ref": "#/$defs/list", "maxItems": 1}, "'maxItems' at /properties/p"),
+        ("gemma4", {"$ref": "http://example.com/other"}, "a reference leads nowhere"),
+        ("pythonic", {"type": "array", "items": [{"type": "string"}]}, "'items' at /properties/p"),
         ("openai", {"not": {}, "contains": {}}, "'contains' at /properties/p"),
     ],
 )

@@ -5,9 +5,11 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.talk.answers import ANSWERS, Answer, joined, parser_of, read
+from tests.runtime.talk.answers import ANSWERS, TOOLS, Answer, joined, parser_of, read
 
 from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
+from kvasir_runtime.talk.formats import FORMATS, REASONING
+from kvasir_runtime.talk.parser import AnswerParser
 
 BY_NAME = {answer.name: answer for answer in ANSWERS}
 
@@ -18,7 +20,7 @@ def pieces_of(answer: Answer) -> list[str]:
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_text_is_read_the_same_in_all_pieces(answer: Answer, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(answer.text)))
@@ -176,3 +178,18 @@ def test_deep_nesting_is_read(name: str) -> None:
     events = read(BY_NAME[name], [begun + "[" * 20_000], is_cut=True)
     assert events[-1].text.endswith("[" * 20_000)  # type: ignore[union-attr]
     assert joined(events) == events
+
+
+def test_what_a_grammar_held_is_read_to_the_letter() -> None:
+    text = (
+        "Not <tool_call><function=weather_now></function></tool_call> yet.</think><tool_call><function=weather>"
+        "<parameter=city>\n</parameter></function><parameter=days>\n1\n</parameter></function></tool_call>"
+    )
+    parser = AnswerParser(FORMATS["qwen3_coder"], REASONING["qwen3"], tools=TOOLS, is_thinking=True, is_held=True)
+    events = [event for char in text for event in parser.feed(char)]
+    assert joined([*events, *parser.finish(is_cut=False)]) == [
+        Reasoning("Not <tool_call><function=weather_now></function></tool_call> yet."),
+        CallBegun(0, "weather", None),
+        Arguments(0, '{"city": "</parameter></function><parameter=days>\\n1"}'),
+        CallEnded(0),
+    ]

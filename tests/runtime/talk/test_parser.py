@@ -23,7 +23,7 @@ def test_an_answer_is_read_as_it_was_meant(answer: Answer) -> None:
 
 
 @every_answer
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_pieces_come_to_the_whole(answer: Answer, data: st.DataObject) -> None:
     ends = data.draw(st.sets(st.integers(0, len(answer.text)), max_size=12))

@@ -20,9 +20,8 @@ from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
-from kvasir_runtime.scheduling.limits import SchedulerLimits
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import StepPlan, StepResult
+from kvasir_runtime.scheduling.step import SchedulerLimits, StepPlan, StepResult
 from kvasir_runtime.scheduling.waiting import waiting_queue
 from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import Place

@@ -1,7 +1,7 @@
 import pytest
 
-from kvasir_router.admission.queued_request import deadline_seconds_of
 from kvasir_router.errors import InvalidDeadlineError
+from kvasir_router.request import deadline_seconds_of
 
 
 def header(value: bytes) -> list[tuple[bytes, bytes]]:
