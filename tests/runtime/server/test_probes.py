@@ -242,9 +242,7 @@ def test_openapi_lists_what_is_served_and_nothing_else(start_server) -> None:
             for method in methods
         }
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics", "/ping"} <= set(paths)
-    unkept = {key for key in answers if "{response_id}" in key[1]}
-    assert {answers[key] for key in unkept} == {404}
-    assert {status for key, status in answers.items() if key not in unkept and status in (404, 405, 500)} == set()
+    assert {status for status in answers.values() if status in (404, 405, 500)} == set(), answers
 
 
 def test_engine_that_has_made_no_step_shows_zeros(start_server) -> None:
