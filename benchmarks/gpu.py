@@ -86,10 +86,11 @@ def visit_steps(out: Path, fa3: Path | None) -> list[Step]:
     attention = ("--only", "decode_attention", "prefill_attention", "--split-units", "64", "128", "256")
     attention += ("--fa3", str(fa3)) if fa3 else ()
     profile = ("--results", str(out), "--profile", str(out / "trace.json.gz"))
+    parts = ("copies", "products", "few_rows", "small_kernels")
     few = ("--model", "qwen3-0.6b", "--streams", "1", "--flags=--max-num-seqs 8")
     return [
         Step("kernel tests", 1, 300, tests(KERNEL_TESTS, *DIVIDED)),
-        Step("parts", 1, 150, benchmark("gpu_parts", str(out), "--only", "copies", "products", "few_rows", "small_kernels")),
+        Step("parts", 1, 150, benchmark("gpu_parts", str(out), "--only", *parts)),
         Step("step tests", 2, 240, tests(STEP_TESTS, *DIVIDED)),
         Step("memory tests", 2, 120, tests(MEMORY_TESTS)),
         Step("decode", 2, 240, benchmark("gpu_decode", *profile)),

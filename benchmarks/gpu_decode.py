@@ -42,7 +42,7 @@ from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 
 BLOCK_SIZE = 16
 GRAPH_BYTES = 4 * 2**30
-NUM_COPIES = 20
+NUM_COPIES = 200  # a GPU that was idle takes a tenth of a second to reach its clocks
 PROFILED_STEPS = 10
 
 MakeCapture = Callable[[ComputeStep, Tensor, int], Capture]

@@ -25,8 +25,8 @@ BODY = {"model": "tiny", "messages": MESSAGES, "max_tokens": 120, "stream": True
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture

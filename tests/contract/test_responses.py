@@ -28,8 +28,8 @@ PROMPT = "größer 日本語 😀 the quick brown fox " * 4
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    return "asyncio", {"use_uvloop": True}
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture
@@ -80,9 +80,12 @@ async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp
     keys.write_text('{"k1": "blue", "k2": "red"}')
     urls = tuple(server.url for server in servers)
     options: dict[str, Any] = {"probe_interval": 0.05, "shutdown_delay": 0.01, "shutdown_timeout": 1.0}
-    async with running(RouterConfig(port=0, admin_port=0, endpoint=urls, api_keys_file=keys, **options)) as router:
-        base_url = f"{router.url}/v1"
-        blue, red, nobody = (openai.AsyncOpenAI(base_url=base_url, api_key=key) for key in ("k1", "k2", "k3"))
+    async with (
+        running(RouterConfig(port=0, admin_port=0, endpoint=urls, api_keys_file=keys, **options)) as router,
+        openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="k1") as blue,
+        openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="k2") as red,
+        openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="k3") as nobody,
+    ):
         made = await blue.responses.create(input="Hi", max_output_tokens=2)
         assert (await blue.responses.retrieve(made.id)).id == made.id
         with pytest.raises(openai.NotFoundError):
@@ -91,8 +94,6 @@ async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp
             await red.responses.create(input="Go on", previous_response_id=made.id)
         with pytest.raises(openai.AuthenticationError):
             await nobody.responses.retrieve(made.id)
-        for client in (blue, red, nobody):
-            await client.close()
 
 
 async def test_what_no_engine_keeps_is_said_to_be_kept_by_none(client: openai.AsyncOpenAI) -> None:

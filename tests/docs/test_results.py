@@ -38,7 +38,7 @@ def test_what_rests_on_a_table_names_it_or_its_benchmark() -> None:
 @pytest.mark.parametrize(
     ("page", "begin", "tables"),
     [
-        ("README.md", "On CPUs it has been:", "engine_cpu-*-2026-11-24-zen4.md"),
+        ("README.md", "Beside vLLM's CPU build", "engine_cpu-*-2026-11-24-zen4.md"),
         ("docs/speculative.md", "## What it brings", "speculative-2026-11-26-*.md"),
         ("docs/routing.md", "On Mooncake's conversation trace", "routing-2026-11-22-matrix.md"),
     ],

@@ -1,17 +1,22 @@
 """How the served model writes calls and thoughts: what a flag names, else what its chat template shows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from typing import TypeVar
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.talk.detection import detect_calls, detect_reasoning
 from kvasir_runtime.talk.format import CallFormat, Channels, ReasoningFormat
 from kvasir_runtime.talk.formats import FORMATS, REASONING
+from kvasir_runtime.talk.response_template import calls_of, reasoning_of
 
 NO_FORMAT = "none"
 """In the place of a format's name."""
+OWN_FORMAT = "hf"
+"""The name of what a checkpoint describes itself (transformers' `response_template`)."""
 _SHOWN_BY = "shown_by"
+Format = TypeVar("Format")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +38,14 @@ class AnswerFormats:
 def answer_formats(
     tokenizer: Tokenizer, template: str | None, calls_name: str | None, reasoning_name: str | None
 ) -> AnswerFormats:
-    """The named ones, else those that the chat template shows. Raises ConfigurationError."""
-    shown = template or ""
-    calls_name = _chosen("--tool-call-parser", calls_name, list(FORMATS), detect_calls(shown))
-    reasoning_name = _chosen("--reasoning-parser", reasoning_name, list(REASONING), detect_reasoning(shown))
-    calls = None if calls_name is None else FORMATS[calls_name]
-    reasoning = None if reasoning_name is None else REASONING[reasoning_name]
+    """The named ones, else those that the chat template shows, else those that the checkpoint describes. Raises
+    ConfigurationError.
+    """
+    shown, described = template or "", tokenizer.settings.get("response_template")
+    calls_name, calls = _chosen("--tool-call-parser", calls_name, FORMATS, detect_calls(shown), calls_of(described))
+    _, reasoning = _chosen(
+        "--reasoning-parser", reasoning_name, REASONING, detect_reasoning(shown), reasoning_of(described)
+    )
     return AnswerFormats(
         calls_name=calls_name,
         calls=calls,
@@ -50,14 +57,18 @@ def answer_formats(
     )
 
 
-def _chosen(flag: str, name: str | None, known: Sequence[str], detected: str | None) -> str | None:
-    if name is None:
-        return detected
-    if name == NO_FORMAT:
-        return None
+def _chosen(
+    flag: str, name: str | None, known: Mapping[str, Format], detected: str | None, described: Format | None
+) -> tuple[str | None, Format | None]:
+    """A format and its name."""
+    if described is not None:
+        known, detected = {**known, OWN_FORMAT: described}, detected or OWN_FORMAT
+    name = detected if name is None else name
+    if name is None or name == NO_FORMAT:
+        return None, None
     if name not in known:
         raise ConfigurationError(f"{flag} is {name!r}; known are {', '.join([*known, NO_FORMAT])}")
-    return name
+    return name, known[name]
 
 
 def _special_ids(tokenizer: Tokenizer, described: CallFormat | ReasoningFormat | Channels | None) -> frozenset[int]:

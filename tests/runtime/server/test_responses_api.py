@@ -66,6 +66,12 @@ def test_items_become_the_prompt_that_chat_makes(running) -> None:
     )
 
 
+def test_each_message_of_the_assistant_stays_in_the_prompt(running) -> None:
+    said = [{"type": "message", "role": "assistant", "content": text} for text in ("I look.", "It is sunny.")]
+    create(running, [{"role": "user", "content": "Hi"}, *said], max_output_tokens=1)
+    assert "\nI look.<|im_end|>\n<|im_start|>assistant\nIt is sunny.<|im_end|>" in prompt_text(running)
+
+
 TYPED = TypeAdapter(ResponseStreamEvent)
 OPENED = ["response.created", "response.in_progress"]
 BEGUN = ["response.output_item.added", "response.content_part.added"]

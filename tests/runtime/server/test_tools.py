@@ -442,6 +442,30 @@ def test_flags_go_before_what_the_template_shows(model: Running, calls, reasonin
     assert (formats.calls_name, formats.reasoning is not None) == known
 
 
+OWN = {
+    "fields": {
+        "thinking": {"open": "<t>", "close": "</t>"},
+        "tool_calls": {
+            "open_pattern": "<call>",
+            "close": "</call>",
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(("shown", "name"), [("", "hf"), (SHOWN, "hermes")])
+def test_what_a_checkpoint_describes_itself_is_used_where_its_template_shows_nothing_known(
+    model: Running, shown: str, name: str
+) -> None:
+    formats = answer_formats(Tokenizer(model.tokenizer, {"response_template": OWN}), shown, None, None)
+    assert formats.calls_name == name
+    assert formats.reasoning is not None
+    named = answer_formats(Tokenizer(model.tokenizer, {"response_template": OWN}), SHOWN, "hf", "hf")
+    assert named.calls_name == "hf"
+
+
 @pytest.mark.parametrize("names", [("hermess", None), (None, "qwen")], ids=str)
 def test_a_format_that_nobody_knows_is_refused_with_those_there_are(model: Running, names: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"parser is 'hermess'; .*hermes|parser is 'qwen'; .*qwen3, .*none"):
