@@ -1,6 +1,10 @@
 """Greedy output that follows a grammar is that of Hugging Face's generate with the same mask, token for token."""
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import llguidance
@@ -86,3 +90,27 @@ def test_what_a_grammar_holds_is_what_hugging_face_says_with_its_mask(
     answers = [held(model, expected.prompts[index], GRAMMARS[name]) for name, index in asked]
     assert [generated.token_ids(name) for name in names] == answers
     assert any(answer[-1] == END for answer in answers)
+
+
+def test_steps_without_a_grammar_call_nothing_of_it(reference: Any, start_engine: Any) -> None:
+    expected = reference("LlamaForCausalLM")
+    called: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        called[Path(frame.f_code.co_filename).name] += event == "call"
+
+    threading.setprofile(note)  # for the thread that runs steps
+    try:
+        engine = start_engine(expected.folder)
+    finally:
+        threading.setprofile(None)
+    num_calls = {}
+    for name, asked in {"plain": {}, "held": {"grammar": GRAMMARS["regex"], "stop_token_ids": (END,)}}.items():
+        engine.add(name, expected.prompts[0], **asked)
+        engine.step_until(lambda name=name: name in engine.channel.outputs)  # it has a row
+        called.clear()
+        engine.finish(name)
+        assert called["model_runner.py"] > 0
+        num_calls[name] = called["grammar_mask.py"] + called["vocabulary.py"]
+    assert num_calls["plain"] == 0
+    assert num_calls["held"] > 0
