@@ -4,14 +4,25 @@ is exact; else the schema is refused, with the keyword and its place.
 White space and the order of properties follow the schema: a comma or colon may be followed by white space, in bounds.
 """
 
+import itertools
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import llguidance
 
 from kvasir_runtime.errors import GrammarError
-from kvasir_runtime.structured.negation import FORMATS, NotExpressibleError, Schema, are_disjoint, negated
+from kvasir_runtime.structured.negation import (
+    FORMATS,
+    TYPES,
+    NotExpressibleError,
+    Schema,
+    are_disjoint,
+    listed_values,
+    negated,
+    types_of,
+)
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers alone
@@ -31,6 +42,8 @@ REFUSED: Final = {
     "disallow": "keywords of draft 3",
     "divisibleBy": "keywords of draft 3",
 }
+MAX_UNIQUE_ARRAYS: Final = 400
+"""Enough for those of five values."""
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "prefixItems")
 _SINGLE: Final = ("additionalProperties", "additionalItems", "propertyNames")
@@ -84,6 +97,9 @@ class _Rewriting:
         rewritten = dict(self._kept(schema, place, depth))
         together = [*self._one_of(schema, place, depth), *self._conditions(schema, place, depth)]
         together += self._dependencies(schema, place, depth)
+        unique = [] if _is_vacuous("uniqueItems", schema) else self._unique_arrays(schema)
+        if unique:
+            together.append({"anyOf": [{"type": [each for each in TYPES if each != "array"]}, {"enum": unique}]})
         if together:
             rewritten["allOf"] = [*rewritten.get("allOf", []), *together]
         return rewritten
@@ -105,7 +121,7 @@ class _Rewriting:
                 if value and (bound := name.replace("exclusiveM", "m")) in schema:  # draft 4
                     yield name, schema[bound]
             elif name in REFUSED:
-                if not _is_vacuous(name, schema):
+                if not _is_vacuous(name, schema) and not (name == "uniqueItems" and self._unique_arrays(schema)):
                     raise UnsupportedKeywordError(name, place, f"{REFUSED[name]}; leave it out and check the answer")
             elif name not in _REWRITTEN:
                 yield name, value
@@ -124,6 +140,21 @@ class _Rewriting:
             own = self.schema(branch, f"{here}/{number}", depth + 1)
             alternatives.append({"allOf": [own, *opposites]} if opposites else own)
         yield {"anyOf": alternatives}
+
+    def _unique_arrays(self, schema: dict[str, Any]) -> list[list[Any]]:
+        """All that `uniqueItems` allows where items are listed; empty: they are not, or that would be too many."""
+        items = schema.get("items")
+        if not schema.get("uniqueItems") or not isinstance(items, dict) or "prefixItems" in schema:
+            return []
+        try:
+            values = listed_values(self._resolved(items))
+        except NotExpressibleError:
+            return []
+        most = min(len(values), int(schema.get("maxItems", len(values))))
+        totals = itertools.accumulate(math.perm(len(values), number) for number in range(most + 1))
+        if any(total > MAX_UNIQUE_ARRAYS for total in totals):
+            return []
+        return [list(each) for number in range(most + 1) for each in itertools.permutations(values, number)]
 
     def _conditions(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
         if "not" in schema:
@@ -180,6 +211,9 @@ class _Rewriting:
         return target
 
 
+_OF_TYPE: Final = {"unevaluatedProperties": "object"} | dict.fromkeys(
+    ("contains", "uniqueItems", "unevaluatedItems"), "array"
+)
 _DEPENDENCIES: Final = ("dependencies", "dependentRequired", "dependentSchemas")
 _REWRITTEN: Final = ("oneOf", "not", "if", "then", "else", *_DEPENDENCIES, "minContains", "maxContains")
 """In other keywords; the last two go with `contains`."""
@@ -193,9 +227,11 @@ def _list(value: Any, place: str) -> list[Any]:
 
 def _is_vacuous(keyword: str, schema: dict[str, Any]) -> bool:
     """Whether the keyword asks for nothing."""
+    if keyword in _OF_TYPE and _OF_TYPE[keyword] not in types_of(schema):
+        return True
     match keyword:
         case "uniqueItems":
-            return not schema[keyword] or schema.get("maxItems", 2) <= 1
+            return not schema.get(keyword) or schema.get("maxItems", 2) <= 1
         case "contains":
             return bool(schema.get("minContains") == 0 and "maxContains" not in schema)
         case "unevaluatedProperties" | "unevaluatedItems":

@@ -190,6 +190,14 @@ def _of_property(name: str, schema: dict[str, Any]) -> Schema:
     return others
 
 
+def listed_values(schema: Schema) -> list[Any]:
+    """The schema allows no others; each once. Raises NotExpressibleError."""
+    if isinstance(schema, bool) or not ("const" in schema or "enum" in schema):
+        raise NotExpressibleError("values that are not listed")
+    values = [schema["const"]] if "const" in schema else schema["enum"]
+    return list({_spelled(value): value for value in values}.values())
+
+
 def _values(schema: dict[str, Any]) -> set[str] | None:
     """Spelled so that equal ones are equal; None: not listed."""
     if "const" in schema:

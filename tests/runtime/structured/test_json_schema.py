@@ -19,7 +19,8 @@ OBJECT = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}
 KIND = {"type": "object", "properties": {"kind": {"const": "x"}, "size": {"type": "integer"}}, "required": ["kind"]}
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 VALUES: list[Any] = [
-    None, True, False, 0, 1, 5, -3, 2.5, "", "x", "xy", "other", [], [1], [1, 1], ["x", 2], {}, {"a": 1}, {"b": 1},
+    None, True, False, 0, 1, 5, -3, 2.5, "", "x", "xy", "other", [], [1], [1, 1], ["x", 2], [2, "x"], ["x", "x"], {},
+    {"a": 1}, {"b": 1},
     {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 3}, {"kind": "x"}, {"kind": "y"},
     {"kind": "x", "size": 1}, {"kind": "x", "size": "1"}, {"kind": "y", "size": "1"}, {"kind": 1},
     "2026-01-31", "not-a-date",
@@ -61,10 +62,18 @@ SCHEMAS: list[Any] = [
     {"$schema": DRAFT_7, "definitions": {"s": {"type": "string"}}, "$ref": "#/definitions/s", "minLength": 2},
     {"$defs": {"s": {"type": "string"}}, "$ref": "#/$defs/s", "minLength": 2},
     {"$defs": {"s": {"type": "string"}}, "not": {"$ref": "#/$defs/s"}},
+    {"type": "array", "uniqueItems": True, "items": {"enum": [1, "x", 2, "xy", 5]}},
+    {"uniqueItems": True, "items": {"enum": ["x", "xy", 2, "a", "b", "c", "d", 1]}, "maxItems": 2, "minItems": 1},
+    {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/one"}, "$defs": {"one": {"const": 1}}},
+    {"type": "array", "uniqueItems": True, "items": {"type": "string", "enum": [1, "x", 1.0, "xy", 5]}},
+    {"type": "string", "uniqueItems": True, "contains": {"const": 1}},
     {"properties": {"kind": {"oneOf": [{"type": "integer"}, {"enum": ["x"]}]}}},
 ]  # fmt: skip
 REFUSED: list[tuple[Any, str]] = [
     ({"type": "array", "uniqueItems": True}, "'uniqueItems' at the top"),
+    ({"uniqueItems": True, "items": {"enum": [1, 2, 3, 4, 5, 6]}}, "'uniqueItems' at the top"),
+    ({"uniqueItems": True, "items": {"enum": list(range(5000))}}, "'uniqueItems' at the top"),
+    ({"uniqueItems": True, "items": {"enum": [1, 2], "type": "integer"}, "prefixItems": []}, "'uniqueItems' at"),
     ({"properties": {"l": {"contains": {"type": "string"}}}}, "'contains' at /properties/l"),
     ({"unevaluatedProperties": False}, "'unevaluatedProperties' at the top"),
     ({"not": {"type": "integer"}}, "'not' at the top"),
@@ -118,7 +127,7 @@ def test_a_malformed_schema_is_refused_or_means_nothing_more(schema: Any, vocabu
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("number", [2, 18, 21, 25, 27, 34, 36])
+@pytest.mark.parametrize("number", [2, 18, 21, 25, 27, 34, 36, 37, 39, 41])
 def test_whatever_is_drawn_is_valid(number: int, seed: int, vocabulary: Vocabulary) -> None:
     schema, draws = SCHEMAS[number], random.Random(seed)
     matcher = vocabulary.matcher(json_schema_grammar(schema, any_whitespace=False))
