@@ -2,9 +2,9 @@
 
     PYTHONPATH=runtime:router python benchmarks/gpu_beside_cpu.py [--device cuda]
 
-Texts and calls must be equal, token for token: greedy and seeded draws, penalties, bias, beams, grammars, drafts, tools.
-Log-probabilities and vectors (a decoder's, BERT's, ModernBERT's) may differ by MOST_APART. It prints a line for each, and
-ends with 1 where any differ.
+Texts and calls must be equal, token for token: greedy and seeded draws, penalties, bias, beams, grammars, drafts and
+tools. Log-probabilities and vectors (a decoder's, BERT's, ModernBERT's) may differ by MOST_APART. It prints a line for
+each, and ends with 1 where any differ.
 """
 
 import argparse
@@ -33,7 +33,9 @@ ENCODER = {
 }  # fmt: skip
 ENCODERS = {
     "Bert": {},
-    "ModernBert": {"local_attention": 16, "cls_token_id": 0, "sep_token_id": 2, "bos_token_id": None, "eos_token_id": None},
+    "ModernBert": {
+        "local_attention": 16, "cls_token_id": 0, "sep_token_id": 2, "bos_token_id": None, "eos_token_id": None,
+    },
 }  # fmt: skip
 
 Answer = dict[str, Any]
@@ -182,11 +184,12 @@ def main() -> None:
     options = parser.parse_args()
     end_on_sigterm()
     with ThreadPoolExecutor(options.at_once) as threads:
-        futures = [
+        running = [
             threads.submit(compare, name, model, FIRST_PORT + 2 * number, options.device, flags, calls)
             for number, (name, model, flags, calls) in enumerate(pairs())
         ]
-        sys.exit(not all([future.result() for future in futures]))
+        are_equal = [pair.result() for pair in running]
+    sys.exit(not all(are_equal))
 
 
 if __name__ == "__main__":
