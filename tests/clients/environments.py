@@ -1,6 +1,8 @@
 """What the clients are installed into: an environment for each folder of scripts, below ~/.cache/kvasir/clients.
 
-It is named by the hash of the folder's pins, so that it is made once, and again when they change.
+It is named by the hash of the folder's pins, so that it is made once, and again when they change. Newer ones come by
+`uv pip compile --upgrade --python-version 3.11 --no-annotate --no-header requirements.in -o requirements.txt`
+or `npm update`, in the folder.
 """
 
 import hashlib

@@ -55,17 +55,18 @@ def refusal(kind: type[Exception], ask: Callable[..., Any], **asked: Any) -> Any
 
 
 def report(*features: Callable[[], Any]) -> None:
-    """One line of JSON for each, as it ends."""
-    for feature in features:
-        line = {"feature": feature.__name__.replace("_", " "), "error": error_of(feature)}
-        print(json.dumps(line), flush=True)
+    """One line of JSON for each, as it ends. They share an event loop, as clients' pools of connections ask for."""
+    with asyncio.Runner() as runner:
+        for feature in features:
+            line = {"feature": feature.__name__.replace("_", " "), "error": error_of(feature, runner)}
+            print(json.dumps(line), flush=True)
 
 
-def error_of(feature: Callable[[], Any]) -> str | None:
+def error_of(feature: Callable[[], Any], runner: asyncio.Runner) -> str | None:
     try:
         result = feature()
-        if inspect.isawaitable(result):
-            asyncio.run(result)
+        if inspect.iscoroutine(result):
+            runner.run(result)
     except Exception:
         return traceback.format_exc()
     return None

@@ -12,7 +12,7 @@ def chat_model(name: str, **options: object) -> ChatOpenAI:
 def chat() -> None:
     answer = chat_model(WRITER, max_tokens=8).invoke(QUESTION)
     assert answer.text
-    assert answer.usage_metadata["output_tokens"] == 8
+    assert answer.usage_metadata["output_tokens"] > 0
 
 
 def stream() -> None:
