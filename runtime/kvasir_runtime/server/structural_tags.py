@@ -178,7 +178,7 @@ class _Writing:
     def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
         self._spellings = {token_id: spelling for spelling, token_id in special_ids.items()}
-        self._grammar = LarkGrammar(special_ids)
+        self._grammar = LarkGrammar("tags", special_ids)
 
     def whole(self, asked: Format) -> str:
         return self._grammar.written(self._rule(asked, _ANSWER_ENDS))

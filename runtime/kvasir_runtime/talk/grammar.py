@@ -45,7 +45,7 @@ def calls_grammar(
     """Of answers that call some of these tools: at once where it is required, else after any text, or not at all.
     `special_ids`: tokens that no text has, by their spelling. What follows it is read by a parser that knows so
     (`is_held`). Raises GrammarError, which names the tool."""
-    grammar = LarkGrammar(special_ids)
+    grammar = LarkGrammar("calls", special_ids)
     if isinstance(calls, Channels):
         return grammar.written(_messages(grammar, calls, tools, is_required=is_required))
     return grammar.written(_CallsGrammar(grammar, calls, is_parallel).rule(tools, is_required=is_required))

@@ -49,9 +49,11 @@ class TextRule:
 
 
 class LarkGrammar:
-    """One that is being written. `special_ids`: tokens that no text has, by their spelling."""
+    """One that is being written. `special_ids`: tokens that no text has, by their spelling. No two that become parts of
+    one have the same name."""
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, name: str, special_ids: Mapping[str, int]) -> None:
+        self._name = name
         self._special_ids = special_ids
         spellings = sorted(filter(None, special_ids), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, spellings))) if spellings else None
@@ -134,7 +136,7 @@ class LarkGrammar:
     def other(self, grammar: str) -> str:
         """Text that follows a grammar of its own."""
         if grammar not in self._names:
-            self._names[grammar], parts = named_parts(f"j{len(self._names)}n", grammar)
+            self._names[grammar], parts = named_parts(f"{self._name}_{len(self._names)}_", grammar)
             self._others += parts
         return self._names[grammar]
 
@@ -144,7 +146,7 @@ class LarkGrammar:
 
     def written(self, start: str) -> str:
         lark = "\n".join([f"start: {start}", *self._rules])
-        parts = [{"name": "calls", "lark_grammar": lark}, *self._others]
+        parts = [{"name": self._name, "lark_grammar": lark}, *self._others]
         return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 

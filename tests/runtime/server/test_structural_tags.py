@@ -11,7 +11,10 @@ from tests.runtime.exactness.conftest import VOCAB_SIZE, ByteTable
 
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.structural_tags import structural_tag_format, structural_tag_grammar
+from kvasir_runtime.structured.grammars import either
 from kvasir_runtime.structured.vocabulary import Vocabulary, num_words
+from kvasir_runtime.talk.formats import FORMATS
+from kvasir_runtime.talk.grammar import CallableTool, calls_grammar
 
 CALL, ENDED = "<300>", "<301>"
 SPECIAL_IDS = {CALL: 300, ENDED: 301}
@@ -147,6 +150,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_has_no_such_grammar_is_refused_by_name(sent: dict[str, Any], words: str, vocabulary: Vocabulary) -> None:
     with pytest.raises((InvalidRequestError, GrammarError), match=re.escape(words)):
         follows(vocabulary, sent, "")
+
+
+def test_an_answer_may_follow_a_structural_tag_or_be_a_call(vocabulary: Vocabulary) -> None:
+    """Each of whose grammars has a schema."""
+    parameters = {"type": "object", "properties": {"a": {"const": 7}}, "required": ["a"], "additionalProperties": False}
+    calls = calls_grammar(
+        FORMATS["hermes"],
+        [CallableTool("f", parameters, is_strict=True)],
+        is_required=True,
+        is_parallel=False,
+        special_ids=SPECIAL_IDS,
+    )
+    tags = structural_tag_grammar(structural_tag_format({"format": INTEGER}, "field"), SPECIAL_IDS)
+    matcher = vocabulary.matcher(either(calls, tags))
+    for text in ("12", '<tool_call>\n{"name": "f", "arguments": {"a": 7}}\n</tool_call>'):
+        assert matcher.num_valid(list(text.encode())) == len(text)
+    for text in ('{"a"', '<tool_call>\n{"name": "f", "arguments": 12'):
+        assert matcher.num_valid(list(text.encode())) < len(text)
 
 
 def test_formats_within_each_other_have_a_depth() -> None:
