@@ -228,6 +228,8 @@ async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limi
 
 
 def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
+    if not wishes.tools and formats.reasoning is None:
+        return None  # text is all that there is to read
     return reading_of(
         formats,
         wishes.call_rule,

@@ -125,7 +125,7 @@ class PromptBuilder:
                     [message.model_dump(exclude_none=True) for message in chat.messages],
                     add_generation_prompt=chat.add_generation_prompt,
                     continue_final_message=chat.continue_final_message,
-                    tools=chat.sent_tools,
+                    tools=[tool.sent for tool in chat.tools] if chat.tools else None,
                     documents=chat.documents,
                     reasoning_effort=chat.reasoning_effort,
                     variables=chat.chat_template_kwargs,

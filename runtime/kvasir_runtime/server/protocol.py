@@ -324,13 +324,11 @@ class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> Self:
+    def _check_answer(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs is only allowed with logprobs: true")
-        return self
-
-    @model_validator(mode="after")
-    def _check_beam_calls(self) -> Self:
+        if self.tool_choice is not None:
+            self.check_choice()
         if self.use_beam_search and self.call_rule is not None:
             raise PydanticCustomError(
                 "use_beam_search", "use_beam_search cannot be used with tools; leave them out or set tool_choice: none"
