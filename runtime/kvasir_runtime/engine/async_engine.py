@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -22,11 +22,14 @@ from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Gene
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
+    EndRequests,
     EngineFailed,
     EngineReady,
     FromCore,
     MoveRequests,
+    RequestsEnd,
     RequestsMove,
+    ResetPrefixCache,
     StepOutputs,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
@@ -176,6 +179,17 @@ class AsyncEngine:
         for core in self._cores:
             core.channel.send(MoveRequests(http_request_id=http_request_id))
 
+    def end_requests(self, names: Sequence[str]) -> None:
+        """Have those of all API processes end with what they have, `abort` as their reason; unknown ones have ended.
+        A name is an answer's, or the one that its request came with.
+        """
+        self._cores[0].channel.send(EndRequests(names=list(names)))  # which tells all API processes
+
+    def reset_prefix_cache(self) -> None:
+        """Requests that come from now on find nothing that was cached before."""
+        for core in self._cores:
+            core.channel.send(ResetPrefixCache())
+
     async def wait_until_pulled(self) -> None:
         """Until no blocks are kept for other engines: they have them, or their time is over."""
         while self._keeps_blocks():
@@ -259,8 +273,24 @@ class AsyncEngine:
                 self._note_ready()
             case RequestsMove():
                 self._hand_over(core, message)
+            case RequestsEnd():
+                self._end_named(frozenset(message.names))
             case EngineFailed():
                 self._die(EngineDeadError(f"the engine core{self._which(core)} has failed: {message.error}"))
+
+    def _end_named(self, names: Set[str]) -> None:
+        now = self._clock()
+        for core in self._cores:
+            ending = {
+                request_id: request
+                for request_id, request in core.requests.items()
+                if names & {request_id.rpartition(":")[0], request.generation.http_request_id}
+            }
+            for request_id, request in ending.items():
+                for index, sequence in list(request.sequences.items()):
+                    output = SequenceOutput(request_id=request_id, index=index, new_token_ids=[], finish_reason="abort")
+                    self._receive(core, request, sequence, output, now)
+                core.channel.send(AbortRequests(aborts=[Abort(request_id)]))
 
     def _note_ready(self) -> None:
         readies = [core.ready for core in self._cores if core.ready is not None]

@@ -21,7 +21,10 @@ from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
     ApiGone,
+    EndRequests,
     MoveRequests,
+    RequestsEnd,
+    ResetPrefixCache,
     StepOutputs,
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
@@ -196,6 +199,10 @@ class EngineCore:
                         self._abort(abort)
                 case MoveRequests() if self._transfers is not None:
                     self._channel.broadcast(self._transfers.moving(message.http_request_id))
+                case EndRequests():
+                    self._channel.broadcast(RequestsEnd(names=message.names))
+                case ResetPrefixCache():
+                    self._scheduler.reset_prefix_cache()
                 case ApiGone():
                     self._gone.add(message.api_index)
                     self._channel.forget(message.api_index)

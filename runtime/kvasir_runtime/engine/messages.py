@@ -30,6 +30,17 @@ class MoveRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Only those that came with it; None: all."""
 
 
+class EndRequests(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Have whichever API process has these end them where they are."""
+
+    names: list[str]
+    """Of answers, or those that requests came with over HTTP."""
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Let nothing that is cached now be found again."""
+
+
 class ApiGone(msgspec.Struct, frozen=True, tag=True):
     """From the parent of the API processes: one of them has died, and with it whoever waited for its requests."""
 
@@ -75,11 +86,17 @@ class RequestsMove(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """As in MoveRequests."""
 
 
+class RequestsEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To every API process: end those that have these names."""
+
+    names: list[str]
+
+
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last word of an engine core that cannot go on."""
 
     error: str
 
 
-ToCore = AddRequest | AbortRequests | MoveRequests | ApiGone | Wake
-FromCore = StepOutputs | EngineReady | RequestsMove | EngineFailed
+ToCore = AddRequest | AbortRequests | MoveRequests | EndRequests | ResetPrefixCache | ApiGone | Wake
+FromCore = StepOutputs | EngineReady | RequestsMove | RequestsEnd | EngineFailed

@@ -110,7 +110,9 @@ class BadWords(StepFeature):
         ends = self._ends(own, positions, self._positions[positions.tokens[own.index]], listed.beginnings.shape[1])
         completes = ((ends[listed.lines] == listed.beginnings) | (listed.beginnings == _ANY)).all(dim=1)
         forbidden = torch.zeros((len(own.index), num_tokens + 1), dtype=torch.bool, device=logits.device)
-        forbidden[listed.lines, torch.where(completes, listed.lasts, num_tokens)] = True  # one column that none reads
+        columns = torch.where(completes, listed.lasts, num_tokens)  # the last of them none reads
+        # Not `[...] = True`, which may wait for the device (see `Rows._add`).
+        forbidden.index_put_((listed.lines, columns), torch.ones_like(completes))
         changed = logits.clone()
         changed[own.index] = own.of(logits).masked_fill(forbidden[:, :num_tokens], _NEVER)
         return changed

@@ -182,6 +182,11 @@ class KvCache:
         if self._event_log is not None:
             self._event_log.lose_steps()
 
+    def forget_all(self) -> None:
+        """No block can be found any more, also of those that steps under way write; whoever holds one keeps it."""
+        for block in self.pool.blocks:
+            self.pool.forget(block)
+
     def arrange(self, token_ids: Tokens, blocks: SequenceBlocks, num_blocks: int) -> list[TableWrite] | None:
         """Give empty tables the blocks that a sequence of these tokens would find were its first `num_blocks` cached:
         those that are, and new ones for the rest, which somebody is to write. The new ones, or None where not so many

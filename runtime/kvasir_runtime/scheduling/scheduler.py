@@ -158,6 +158,10 @@ class Scheduler:
             transfers=transfers,
         )
 
+    def reset_prefix_cache(self) -> None:
+        """Nothing that is cached now is found again; sequences keep the blocks that they hold."""
+        self._kv.forget_all()
+
     def knows(self, request_id: str) -> bool:
         """Whether the request has not ended."""
         return self._sequences.is_known(request_id)

@@ -10,6 +10,7 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, BodyBudget
+from kvasir_runtime.server.control import control_routes
 from kvasir_runtime.server.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
 from kvasir_runtime.server.messages import MESSAGES, count_tokens_routes
@@ -56,6 +57,7 @@ def create_app(
     app.include_router(kept_responses_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
     app.include_router(probe_routes(probes))
+    app.include_router(control_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(ClientDisconnect, handle_disconnect)

@@ -5,8 +5,8 @@ That stands around everything else, so that no answer goes out without. What pro
 debug alone.
 
 With an API key set, every route but the probes asks for it, also routes that do not exist. Only the router may name a
-tenant, ask for a journal, hand one over, have streams leave or the server drain, get the tokenizer, and say whom KV is
-exchanged with.
+tenant, ask for a journal, hand one over, have streams leave or the server drain, abort requests, have cached prefixes
+forgotten, get the tokenizer, and say whom KV is exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvasir_runtime.errors import ServerUnavailableError
 from kvasir_runtime.request_metrics import RequestMetrics
 from kvasir_runtime.server.admission import Admission, BodyBudget
+from kvasir_runtime.server.control import CONTROL_PATHS
 from kvasir_runtime.server.errors import (
     ANTHROPIC_PATHS,
     CLIENT_CLOSED_REQUEST,
@@ -51,7 +52,7 @@ REQUEST_ID = "kvasir.request_id"
 MAX_REQUEST_ID_CHARS = 256
 SECRET_HEADER = "x-kvasir-router-secret"
 _DROPPED = frozenset(name.encode() for name in (TENANT_HEADER, RESUMABLE_HEADER, JOURNAL_HEADER))
-OPEN_PATHS = PROBE_PATHS | {TOKENIZER_PATH} | MIGRATE_PATHS
+OPEN_PATHS = PROBE_PATHS | {TOKENIZER_PATH} | MIGRATE_PATHS | CONTROL_PATHS
 """What the kubelet calls, which has no key, and what the router proves itself for in another way."""
 
 
@@ -163,6 +164,8 @@ class RouterTrustMiddleware:
             await _refused(f"{TOKENIZER_PATH}: only the router may ask for the tokenizer")(scope, receive, send)
         elif scope["path"] in MIGRATE_PATHS:
             await _refused(f"{scope['path']}: only the router can have streams go on elsewhere")(scope, receive, send)
+        elif scope["path"] in CONTROL_PATHS:
+            await _refused(f"{scope['path']}: only the router can have the engine do this")(scope, receive, send)
         elif scope["path"] == DRAIN_PATH and scope["method"] == "POST":
             await _refused(f"{DRAIN_PATH}: only the router can have this server drain")(scope, receive, send)
         else:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
+from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, RequestFailedError
 from kvasir_runtime.pooling.description import Classification, Embedding, PoolingDescription
 from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.pooling import Pooling
@@ -119,7 +119,8 @@ class PoolingCall(Generic[Wishes]):
 
 
 def _vector(sequence: SequenceDelta) -> Vector:
-    assert sequence.pooled is not None, "a request that wants a vector ends with it, or with an error"
+    if sequence.pooled is None:
+        raise RequestFailedError("the request was aborted before its vector was there")
     return vector_of(sequence.pooled)
 
 

@@ -52,6 +52,16 @@ def test_at_least_one_token_is_left_to_compute(num_tokens, num_found):
     assert cache.match(TOKENS[:num_tokens], cache.empty()).num_tokens == num_found
 
 
+def test_what_is_forgotten_is_not_found_and_stays_with_its_holder():
+    cache = make_cache(None, 8)
+    held = hold(cache, 12)
+    cache.forget_all()
+    assert cache.match(TOKENS[:12], cache.empty()).num_tokens == 0
+    assert cache.pool.num_used == len({block.block_id for table in held.tables for block in table if block})
+    hold(cache, 12)
+    assert cache.match([*TOKENS[:12], 9], cache.empty()).num_tokens == 12
+
+
 def test_a_block_behind_a_difference_is_not_found():
     cache = make_cache(*FULL)
     hold(cache, 12)

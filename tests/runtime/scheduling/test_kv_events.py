@@ -102,6 +102,19 @@ def test_tokens_that_were_drafted_and_refused_are_never_stored(make_engine):
     assert stored_tokens(engine) == [*PROMPT, *engine.tokens[request]][:20]
 
 
+@pytest.mark.parametrize("num_steps", range(6))
+def test_what_is_forgotten_at_any_time_is_removed_and_can_be_stored_again(make_engine, num_steps):
+    engine = make_engine(ahead=1)
+    first = engine.add(PROMPT, max_tokens=9)
+    for _ in range(num_steps):
+        engine.step()
+    engine.scheduler.reset_prefix_cache()
+    second = engine.add(PROMPT, max_tokens=9)
+    engine.run()
+    assert engine.tokens[first] == engine.tokens[second]
+    assert len(read(engine)) >= 2
+
+
 def test_a_failed_step_and_those_behind_it_stored_nothing(make_engine):
     engine = make_engine(ahead=1, budget=8)
     engine.add([*PROMPT, *PROMPT])

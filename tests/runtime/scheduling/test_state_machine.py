@@ -410,6 +410,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key in open_ones:
             expected[key].is_over |= key == (request_id, index) or (is_whole and key[0] == request_id)
 
+    @precondition(lambda self: self.setup.cache)
+    @rule()
+    def forget_prefixes(self) -> None:
+        self.scheduler.reset_prefix_cache()
+
     # --- other engines ---
 
     @precondition(lambda self: self.agent.pulls)

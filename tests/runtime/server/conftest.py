@@ -31,11 +31,14 @@ from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
+    EndRequests,
     EngineFailed,
     EngineReady,
     FromCore,
     MoveRequests,
+    RequestsEnd,
     RequestsMove,
+    ResetPrefixCache,
     StepOutputs,
 )
 from kvasir_runtime.requests.add_request import AddRequest
@@ -81,6 +84,7 @@ class FakeCore:
         """Requests whose prompt's log-probabilities are out."""
         self.received: list[AddRequest] = []
         self.aborted: list[Abort] = []
+        self.num_resets = 0
         self.is_hanging = False
         self.step_seconds = 0.001
         self.num_cached_tokens = 0
@@ -165,6 +169,10 @@ class FakeCore:
                         self.aborted += message.aborts
                         for abort in message.aborts:
                             self._abort(abort)
+                    case EndRequests():
+                        self._tell(RequestsEnd(names=message.names))
+                    case ResetPrefixCache():
+                        self.num_resets += 1
                     case MoveRequests():
                         one = message.http_request_id
                         self._tell(RequestsMove(host="10.0.0.9", port=5601, http_request_id=one))

@@ -84,6 +84,14 @@ def test_only_the_router_can_have_streams_leave(path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
 
 
+@pytest.mark.parametrize("path", ["/abort_requests", "/reset_prefix_cache"])
+def test_only_the_router_has_the_engine_do_things_between_requests(path: str) -> None:
+    assert ask("s3cret", "10.0.0.7", SECRET, path, "POST").status_code == 200
+    for options in ({}, {"kv_transfer_trust_clients": True}):
+        refused = ask("s3cret", "10.0.0.7", {}, path, "POST", **options)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
+
+
 def test_only_the_router_can_have_a_server_drain_and_anyone_may_ask_whether_it_does() -> None:
     assert ask("s3cret", "10.0.0.7", SECRET, "/drain", "POST").status_code == 200
     assert ask(None, "127.0.0.1", {}, "/drain", "POST").status_code == 200
