@@ -1,22 +1,15 @@
-"""What a chat template sees of a message in OpenAI's shape.
+"""Messages in OpenAI's shape, and values in them that a chat template sees.
 
 Templates differ in what they take for "no content" and for a call's arguments, so both are values that answer either
 way: to a template that looks, and to one that prints.
 """
 
-import hashlib
-import re
-from collections.abc import Callable, ItemsView, Mapping, Sequence
+from collections.abc import ItemsView, Mapping
 from typing import Any
 
 import jinja2
-import msgspec
 
 Message = dict[str, Any]
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names of the same, in the order in which transformers looks for it."""
 
 
 class ConversationRefusedError(Exception):
@@ -80,67 +73,3 @@ Mapping.register(UnreadableArguments)  # Jinja's filter `items` asks for one
 def is_none(value: object) -> bool:
     """Jinja's test `none`."""
     return value is None or isinstance(value, NoContent)
-
-
-def template_message(
-    message: Any, index: int, shaped: Callable[[str, str | list[Message]], str | list[Message]], knows_developer: bool
-) -> Message:
-    """`shaped`: a role's content as the template takes it. Raises ConversationRefusedError."""
-    field = f"messages[{index}]"
-    if not isinstance(message, dict) or (role := message.get("role")) not in _ROLES:
-        raise ConversationRefusedError(f"{field}: it is no message with one of the roles {', '.join(_ROLES)}", field)
-    if role == "developer" and not knows_developer:
-        role = "system"  # OpenAI renamed it; most templates know the old name
-    content = _content(message.get("content"), f"{field}.content")
-    if content is None and role != "assistant":
-        raise ConversationRefusedError(
-            f"{field}.content: a message of the role {message['role']!r} needs content", f"{field}.content"
-        )
-    seen: Message = {"role": role, "content": NoContent() if content is None else shaped(role, content)}
-    seen |= {key: value for key in ("name", "tool_call_id") if (value := message.get(key)) is not None}
-    reasoning = next((value for key in _REASONING if (value := message.get(key)) is not None), None)
-    if reasoning is not None:
-        seen |= dict.fromkeys(_REASONING, reasoning)
-    if calls := message.get("tool_calls"):
-        seen["tool_calls"] = [_call(call) for call in calls]
-    return seen
-
-
-def shorten_ids(message: Message) -> None:
-    """Of calls, to nine letters and digits, those of a call and of its result alike."""
-    for owner, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
-        if isinstance(owner, dict) and isinstance(call_id := owner.get(key), str) and not _SHORT_ID.fullmatch(call_id):
-            owner[key] = hashlib.sha256(call_id.encode()).hexdigest()[:9]
-
-
-def joined_parts(parts: Sequence[Message]) -> str:
-    return "\n".join(part["text"] for part in parts)
-
-
-def _content(content: Any, field: str) -> str | list[Message] | None:
-    if content is None or isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(map(_is_text, content)):
-        return [{"type": "text", "text": part["text"]} for part in content]
-    raise ConversationRefusedError(f"{field}: it is neither text nor a list of parts of text", field)
-
-
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
-
-
-def _call(call: Any) -> Any:
-    """OpenAI sends a call's arguments as JSON in a string."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return dict(call) if isinstance(call, dict) else call
-    arguments = function.get("arguments") or "{}"
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return {**call, "function": {**function, "arguments": _arguments(text)}}
-
-
-def _arguments(text: str) -> Arguments | UnreadableArguments:
-    try:
-        return Arguments(msgspec.json.decode(text, type=dict[str, Any]), text)
-    except (msgspec.DecodeError, RecursionError):
-        return UnreadableArguments(text)

@@ -5,12 +5,16 @@ filters, functions and extensions. They run in Jinja's immutable sandbox, becaus
 longer than is good for the others, because a client chooses what they work on.
 
 Whether a role's content is wanted as text or as a list of parts, and where system messages may stand, is found out by
-showing the template both.
+showing the template both. Coding assistants send system messages behind another one, or behind the first turn: where a
+template does not print them, those that stand first become one, and a later one becomes a part of the user's turn at
+its place, so that conversations still begin alike.
 """
 
+import hashlib
 import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -21,17 +25,16 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import msgspec
 
 from kvasir_chat.messages import (
+    Arguments,
     ConversationRefusedError,
     Message,
     NoContent,
+    UnreadableArguments,
     is_none,
-    joined_parts,
-    shorten_ids,
-    template_message,
 )
-from kvasir_chat.system_messages import as_users, gathered, is_system, num_leading
 
 MAX_RENDER_SECONDS = 10.0
 """Of a processor. A conversation of a million tokens takes less than one; others wait for what takes longer."""
@@ -46,6 +49,11 @@ _END_OF_CONTENT = _MARK.format("-continue")
 """Put behind the content to find where it ends in the prompt; a space behind it shows whether the template trims."""
 _ASKS_FOR_SHORT_IDS = "length != 9"
 """Mistral's templates refuse other ids of calls, which other servers gave."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of the same, in the order in which transformers looks for it."""
+_SYSTEM = ("system", "developer")
 _FIRST, _SECOND = _MARK.format("-first"), _MARK.format("-second")
 
 
@@ -112,19 +120,21 @@ class ChatTemplate:
 
     def _seen(self, messages: Sequence[Any]) -> list[Message]:
         knows_developer = "developer" in self.source
-        seen = [template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+        seen = [_template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
         if _ASKS_FOR_SHORT_IDS in self.source:
             for message in seen:
-                shorten_ids(message)
+                _shorten_ids(message)
         return seen
 
     def _settled(self, messages: Sequence[Any]) -> Sequence[Any]:
         """With system messages where the template takes them."""
-        count = num_leading(messages)
+        if not any(map(_is_system, messages[1:])):
+            return messages
+        count = _num_leading(messages)
         if count > 1 and not self._takes_several_systems:
-            messages, count = gathered(messages, count), 1
-        if any(map(is_system, messages[count:])) and not self._takes_later_systems:
-            return as_users(messages, count)
+            messages, count = _gathered(messages, count), 1
+        if any(map(_is_system, messages[count:])) and not self._takes_later_systems:
+            return _as_users(messages, count)
         return messages
 
     @cached_property
@@ -171,7 +181,7 @@ class ChatTemplate:
         if isinstance(content, list):
             if takes.parts:
                 return content
-            content = joined_parts(content)
+            content = _joined_parts(content)
         return content if takes.text else [_part(content)]
 
     def _takes(self, role: str) -> _Takes:
@@ -199,6 +209,105 @@ class ChatTemplate:
             is_quoted = f'"{_FIRST}' in text or f"'{_FIRST}" in text
             return _FIRST in text and (_SECOND in text or _SECOND not in str(content)) and not is_quoted
         return None
+
+
+def _template_message(
+    message: Any, index: int, shaped: Callable[[str, str | list[Message]], str | list[Message]], knows_developer: bool
+) -> Message:
+    """`shaped`: a role's content as the template takes it. Raises ConversationRefusedError."""
+    field = f"messages[{index}]"
+    if not isinstance(message, dict) or (role := message.get("role")) not in _ROLES:
+        raise ConversationRefusedError(f"{field}: it is no message with one of the roles {', '.join(_ROLES)}", field)
+    if role == "developer" and not knows_developer:
+        role = "system"  # OpenAI renamed it; most templates know the old name
+    content = _content(message.get("content"), f"{field}.content")
+    if content is None and role != "assistant":
+        raise ConversationRefusedError(
+            f"{field}.content: a message of the role {message['role']!r} needs content", f"{field}.content"
+        )
+    seen: Message = {"role": role, "content": NoContent() if content is None else shaped(role, content)}
+    seen |= {key: value for key in ("name", "tool_call_id") if (value := message.get(key)) is not None}
+    reasoning = next((value for key in _REASONING if (value := message.get(key)) is not None), None)
+    if reasoning is not None:
+        seen |= dict.fromkeys(_REASONING, reasoning)
+    if calls := message.get("tool_calls"):
+        seen["tool_calls"] = [_call(call) for call in calls]
+    return seen
+
+
+def _shorten_ids(message: Message) -> None:
+    """Of calls, to nine letters and digits, those of a call and of its result alike."""
+    for owner, key in [(message, "tool_call_id"), *((call, "id") for call in message.get("tool_calls", ()))]:
+        if isinstance(owner, dict) and isinstance(call_id := owner.get(key), str) and not _SHORT_ID.fullmatch(call_id):
+            owner[key] = hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _joined_parts(parts: Sequence[Message]) -> str:
+    return "\n".join(part["text"] for part in parts)
+
+
+def _content(content: Any, field: str) -> str | list[Message] | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(map(_is_text, content)):
+        return [{"type": "text", "text": part["text"]} for part in content]
+    raise ConversationRefusedError(f"{field}: it is neither text nor a list of parts of text", field)
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+
+
+def _call(call: Any) -> Any:
+    """OpenAI sends a call's arguments as JSON in a string."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return dict(call) if isinstance(call, dict) else call
+    arguments = function.get("arguments") or "{}"
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**function, "arguments": _arguments(text)}}
+
+
+def _arguments(text: str) -> Arguments | UnreadableArguments:
+    try:
+        return Arguments(msgspec.json.decode(text, type=dict[str, Any]), text)
+    except (msgspec.DecodeError, RecursionError):
+        return UnreadableArguments(text)
+
+
+def _num_leading(messages: Sequence[Any]) -> int:
+    return next((index for index, each in enumerate(messages) if not _is_system(each)), len(messages))
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in _SYSTEM
+
+
+def _gathered(messages: Sequence[Any], count: int) -> list[Any]:
+    """The first `count` as one."""
+    parts = [part for message in messages[:count] for part in _parts_of(message)]
+    return [{**messages[0], "content": parts}, *messages[count:]]
+
+
+def _as_users(messages: Sequence[Any], start: int) -> list[Any]:
+    """Those from `start` on in the user's turns; turns of the user that follow each other then are one."""
+    made = [*messages[:start]]
+    for message in messages[start:]:
+        said = {**message, "role": "user"} if _is_system(message) else message
+        if len(made) > start and _is_users(made[-1]) and _is_users(said):
+            made[-1] = {**made[-1], "content": [*_parts_of(made[-1]), *_parts_of(said)]}
+        else:
+            made.append(said)
+    return made
+
+
+def _is_users(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "user"
+
+
+def _parts_of(message: Message) -> list[Any]:
+    content: Any = message.get("content")
+    return content if isinstance(content, list) else [_part(content)]
 
 
 def _of_effort(effort: str | None) -> dict[str, Any]:

@@ -115,10 +115,6 @@ class OfferedTools(Body):
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
 
-    @property
-    def sent_tools(self) -> list[dict[str, Any]]:
-        return [tool.sent for tool in self.tools or ()]
-
 
 class ToolFields(OfferedTools):
     tool_choice: ToolChoice | None = None
@@ -140,10 +136,10 @@ class ToolFields(OfferedTools):
                 return CallRule(some, is_required=allowed.mode == "required", is_parallel=is_parallel)
         return CallRule(tools, is_required=self.tool_choice == "required", is_parallel=is_parallel)
 
-    @model_validator(mode="after")
-    def _check_choice(self) -> Self:
+    def check_choice(self) -> None:
+        """Raises PydanticCustomError for one that the tools do not allow."""
         if self.tool_choice in (None, "none", "auto"):
-            return self
+            return
         if not self.tools:
             raise PydanticCustomError("tool_choice", "tool_choice asks for a call, but no tools were given")
         known = {tool.function.name for tool in self.tools}
@@ -152,7 +148,6 @@ class ToolFields(OfferedTools):
                 raise PydanticCustomError(
                     "tool_choice", "tool_choice names {name}, which is none of the tools", {"name": repr(name)}
                 )
-        return self
 
 
 def _named(choice: ToolChoice | None) -> list[str]:
