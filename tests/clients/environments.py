@@ -63,6 +63,7 @@ def install_python(pins: Path, folder: Path) -> None:
 
 
 def install_javascript(pins: Path, folder: Path) -> None:
+    assert shutil.which("npm"), "clients in JavaScript need Node 20 or newer, with npm: neither is on PATH"
     for name in ("package.json", pins.name):
         shutil.copy(pins.parent / name, folder)
     run("npm", "ci", "--no-fund", "--no-audit", "--prefix", str(folder))

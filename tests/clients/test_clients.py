@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,10 +25,17 @@ SERVED = {
     "embedder": ("kvasir-python-700k", ["--runner", "pooling"]),
 }
 """Folder and flags of each."""
-SCRIPT_LIMIT_SECONDS = 280
+SCRIPT_LIMIT_SECONDS = 600
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
-Results = dict[str, str | None]
 FEATURES = [(row.script, feature) for row in rows() for feature in row.features]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    errors: dict[str, str | None]
+    """By feature; None where it works."""
+    ending: str
+    """What the script wrote, for features that it never came to."""
 
 
 def manifest(name: str, folder: str, flags: list[str]) -> dict[str, object]:
@@ -60,23 +68,24 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
 
 
 @pytest.fixture(scope="module")
-def results(service: LocalService) -> Callable[[str], Results]:
-    """Error, or None, of each feature of a script."""
+def outcomes(service: LocalService) -> Callable[[str], Outcome]:
+    """Of a script, which runs when it is first asked for."""
     return cache(lambda script: run(script, service.url))
 
 
-def run(script: str, url: str) -> Results:
+def run(script: str, url: str) -> Outcome:
     environment = {name: os.environ[name] for name in ("PATH", "HOME")}
     environment |= {"KVASIR_URL": url, "PYTHONPATH": str(HERE / "python"), "PYTHONUNBUFFERED": "1"}
-    done = subprocess.run(
-        Script(HERE / script).command(), env=environment, capture_output=True, text=True, timeout=SCRIPT_LIMIT_SECONDS
-    )
-    assert done.returncode == 0, f"{script} ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    command = ["timeout", str(SCRIPT_LIMIT_SECONDS), *Script(HERE / script).command()]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"feature"')]
-    return {each["feature"]: each["error"] for each in told}
+    ending = f"{script} ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return Outcome({each["feature"]: each["error"] for each in told}, ending)
 
 
 @pytest.mark.parametrize(("script", "feature"), FEATURES)
-def test_what_the_page_says_works(results: Callable[[str], Results], script: str, feature: str) -> None:
-    error = results(script)[feature]
+def test_what_the_page_says_works(outcomes: Callable[[str], Outcome], script: str, feature: str) -> None:
+    outcome = outcomes(script)
+    assert feature in outcome.errors, outcome.ending
+    error = outcome.errors[feature]
     assert error is None, f"{feature} of {script}:\n{error}"
