@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 CRD := serving.kvasir.dev_inferenceservices.yaml
 
-.PHONY: run test test-full lint lint-style lint-types lint-imports lint-e2e e2e bench docs setup generate
+.PHONY: run test test-full test-clients lint lint-style lint-types lint-imports lint-e2e e2e bench docs setup generate
 
 # Three processes keep two cores busy, since many tests wait; tests/side_by_side.py says how they divide the files.
 PYTEST := $(BIN)/python -m pytest -n 3
@@ -18,11 +18,16 @@ run: $(INSTALLED)
 
 # What the tests need of Go and Debian (a control plane and helm, a browser) is made the first time, for some minutes, while
 # packages install and linters run. A file that takes over three minutes fails the short suite; `test-full` has the slow tests too.
-test: CHOSEN := -m "not slow" --file-seconds 180
+test: CHOSEN := -m "not slow and not clients" --file-seconds 180
+test-full: CHOSEN := -m "not clients"
 test test-full:
 	@$(PYTHON) tests/browser/install & browser=$$!; $(PYTHON) e2e/cluster/build & build=$$!; \
 	trap 'kill $$build 2>/dev/null' EXIT; \
 	$(MAKE) --no-print-directory lint && wait $$browser && wait $$build && $(PYTEST) $(CHOSEN) $(PYTEST_ARGS)
+
+# Real clients against a service of this machine; they are installed the first time, for some minutes (docs/clients.md).
+test-clients: $(INSTALLED)
+	$(BIN)/python -m pytest tests/clients $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync lint-style lint-types lint-imports lint-e2e

@@ -93,6 +93,7 @@ def visit_steps(out: Path, fa3: Path | None) -> list[Step]:
         Step("parts", 1, 150, benchmark("gpu_parts", str(out), "--only", *parts)),
         Step("step tests", 2, 240, tests(STEP_TESTS, *DIVIDED)),
         Step("memory tests", 2, 120, tests(MEMORY_TESTS)),
+        Step("beside a CPU", 2, 120, benchmark("gpu_beside_cpu")),
         Step("decode", 2, 240, benchmark("gpu_decode", *profile)),
         Step("attention", 3, 240, benchmark("gpu_parts", str(out), *attention)),
         Step("server", 4, 200, benchmark("gpu_serve", str(out), "--model", "qwen3-0.6b")),

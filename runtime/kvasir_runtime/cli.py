@@ -1,10 +1,11 @@
 """`kvasir-runtime serve MODEL`: bind the port, fetch the model where it lies elsewhere, start the engine core, serve
-until told to stop. Or `fetch` a model alone.
+until told to stop. Or `run-batch`, which answers a file, or `fetch` a model alone.
 
 The port is bound before anything heavy starts, so that a port in use is an error of the first second. The engine core
 is a child process; API processes beyond the first are children too, and share the listening socket.
 """
 
+import argparse
 import dataclasses
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeE
 from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from
 from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.model_sources.command import add_fetch_arguments, fetched, run_fetch
+from kvasir_runtime.server.batch_command import BatchFiles, add_batch_arguments, batch_files, for_a_batch, run_batch
 from kvasir_runtime.server.launch import listen, run_api_server
 from kvasir_runtime.server.processes import run_api_processes
 
@@ -28,17 +30,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     usage = "kvasir-runtime serve MODEL [OPTION ...]"
     add_flags(commands.add_parser("serve", help="serve a model", usage=usage, formatter_class=HelpFormatter))
+    batch = commands.add_parser(
+        "run-batch",
+        help="answer a file of requests",
+        usage="kvasir-runtime run-batch MODEL -i FILE -o FILE [OPTION ...]",
+        formatter_class=HelpFormatter,
+    )
+    add_batch_arguments(batch)
+    add_flags(batch)
     add_fetch_arguments(commands.add_parser("fetch", help="download a model", formatter_class=HelpFormatter))
     namespace = parser.parse_all(sys.argv[1:] if arguments is None else arguments)
     configure_logging(namespace.log_level)
     try:
-        sys.exit(run_fetch(namespace) if namespace.command == "fetch" else serve(config_from(namespace)))
+        sys.exit(_run(namespace))
     except ConfigurationError as error:
         parser.exit(2, f"kvasir-runtime: error: {error}\n")
     except FetchError as error:
         parser.exit(1, error.last_words)
     except KvasirRuntimeError as error:
         parser.exit(1, f"kvasir-runtime: error: {error}\n")
+
+
+def _run(namespace: argparse.Namespace) -> int:
+    match namespace.command:
+        case "fetch":
+            return run_fetch(namespace)
+        case "run-batch":
+            return answer_batch(config_from(namespace), batch_files(namespace))
+        case _:
+            return serve(config_from(namespace))
+
+
+def answer_batch(config: RuntimeConfig, files: BatchFiles) -> int:
+    """Exit status: 0 once every line has an answer."""
+    check_values(config)
+    config = with_model(for_a_batch(config, files.num_at_once))
+    with (
+        listen(config.server.host, config.server.port) as listener,
+        tempfile.TemporaryDirectory(prefix="kvasir-") as folder,
+        running_engine_cores(config, Path(folder)),
+    ):
+        return run_batch(config, listener, Path(folder), files)
 
 
 def serve(config: RuntimeConfig) -> int:

@@ -272,6 +272,14 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsConfig:
+    """The JSON object of `--structured-outputs-config`, with vLLM's keys; unknown ones are errors."""
+
+    backend: str = "auto"
+    """What holds answers to grammars: guidance (llguidance), which is what auto means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     host: str = option("address to listen on; :: is every one, IPv6 and IPv4", default="127.0.0.1")
     port: int = option("port to listen on", default=8000)
@@ -307,6 +315,10 @@ class ServerConfig:
         "drop the line that coding assistants put before the system text of /v1/messages (x-anthropic-billing-header): "
         "it differs with each request, so that no prefix is found in the cache",
         default=False,
+    )
+    structured_outputs_config: StructuredOutputsConfig = option(
+        'JSON: {"backend": "auto" | "guidance"}; changes nothing: there is one backend',
+        default=StructuredOutputsConfig(),
     )
     stall_seconds: float = option(
         "/health fails when work is pending and no step has finished for so long", default=60.0
@@ -373,6 +385,7 @@ def check_values(config: RuntimeConfig) -> None:
     share = cache.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise ConfigurationError(f"--gpu-memory-utilization is {share:g}; it is a share, more than 0 and at most 1")
+    _check_backend(server.structured_outputs_config.backend)
     if config.execution.speculative_config is not None:
         _check_speculative(config.execution.speculative_config)
     if cache.kv_events_config is not None:
@@ -413,6 +426,14 @@ def _check_parallel(parallel: ParallelConfig) -> None:
         )
     if not 0 <= parallel.node_rank < nodes:
         raise ConfigurationError(f"--node-rank is {parallel.node_rank}; with --nnodes {nodes} it goes to {nodes - 1}")
+
+
+def _check_backend(backend: str) -> None:
+    if backend not in ("auto", "guidance"):
+        raise ConfigurationError(
+            f"--structured-outputs-config: backend is {backend!r}; answers are held by guidance (llguidance) alone, "
+            "since others take schemas without keeping to every keyword; write guidance or auto, or leave it out"
+        )
 
 
 def _check_speculative(speculative: SpeculativeConfig) -> None:

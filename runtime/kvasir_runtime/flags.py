@@ -8,6 +8,7 @@ nearest known flag would have to be told to each.
 import argparse
 import dataclasses
 import difflib
+import json
 import types
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -46,11 +47,38 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
     def parse_all(self, arguments: Sequence[str]) -> argparse.Namespace:
-        namespace, unknown = self.parse_known_args(arguments)
+        namespace, unknown = self.parse_known_args(self._with_keys_joined(arguments))
         if unknown:
             hint = _nearest(unknown[0].split("=")[0], _flags_of(self)) or "; see --help for the flags there are"
             self.error(f"unknown argument {unknown[0]}{hint}")
         return namespace
+
+    def _with_keys_joined(self, arguments: Sequence[str]) -> list[str]:
+        """Keys of a JSON object may come one by one, as vLLM takes them: `--speculative-config.method ngram`."""
+        known, others, objects = set(_flags_of(self)), list[str](), dict[str, dict[str, Any]]()
+        words = iter(arguments)
+        for word in words:
+            name, is_joined, value = word.partition("=")
+            flag, *keys = name.split(".")
+            if keys and flag in known:
+                given = value if is_joined else next(words, None)
+                if given is None:
+                    self.error(f"argument {name}: expected one argument")
+                self._set_key(objects.setdefault(flag, {}), name, keys, given)
+            else:
+                others.append(word)
+        for flag in objects:
+            if any(word.partition("=")[0] == flag for word in others):
+                self.error(f"argument {flag}: it came as a whole and by its keys; write one of them")
+        return [*others, *(f"{flag}={json.dumps(keys)}" for flag, keys in objects.items())]
+
+    def _set_key(self, within: dict[str, Any], name: str, keys: Sequence[str], given: str) -> None:
+        for key in keys[:-1]:
+            inner = within.setdefault(key, {})
+            if not isinstance(inner, dict):
+                self.error(f"argument {name}: {key} has a value of its own; write it once")
+            within = inner
+        within[keys[-1]] = _json_or_text(given)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +155,13 @@ def _names(text: str) -> list[str]:
         return msgspec.json.decode(text, type=list[str]) if text.startswith("[") else [text]
     except msgspec.DecodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON list of strings: {error}") from None
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 def _json_object(text: str) -> dict[str, Any]:

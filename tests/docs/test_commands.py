@@ -41,6 +41,7 @@ RUN_BY = {
     r"kvasir-operator status .* --watch$": ("tests/controlplane/test_status_command.py", '"--watch"'),
     r"kvasir-operator status ": (CONTROL_PLANE, 'documented("kvasir-operator status ")'),
     r"kvasir-runtime serve ": (HERE, 'documented("kvasir-runtime serve ")'),
+    r"kvasir-runtime run-batch ": ("tests/runtime/cli/test_run_batch.py", '"run-batch", str(model_folder)'),
     r"kvasir-runtime fetch hf://": ("tests/runtime/model_sources/test_fetch_command.py", '"fetch", address'),
     r"python -m benchmarks\.routing ": (HERE, 'documented("python -m benchmarks.routing ")'),
     r"curl http://127\.0\.0\.1:8080/": ("tests/local/test_quickstart.py", 'documented("curl http://127.0.0.1:8080")'),

@@ -46,6 +46,14 @@ def test_a_value_beyond_its_bounds_is_refused_by_its_flag_and_the_bound_itself_t
     check(f"{flag}={right}")
 
 
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
+def test_another_backend_of_structured_outputs_is_refused_by_name(backend):
+    with pytest.raises(ConfigurationError, match=f"backend is '{backend}'; answers are held by guidance"):
+        check("--structured-outputs-config.backend", backend)
+    for own in ("auto", "guidance"):
+        check("--structured-outputs-config.backend", own)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

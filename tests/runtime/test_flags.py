@@ -47,6 +47,12 @@ def test_names_may_be_words_or_a_list_of_json_as_for_vllm(names: list[str]):
         (["folder", "--enable-lora"], "unknown argument --enable-lora; see --help"),
         (["folder", "--quantization", "awq"], "unknown argument --quantization; see --help"),
         (["folder", "--block-size", "17"], "invalid choice: 17 (choose from"),
+        (["folder", "--port.http", "5"], "invalid int value: '{"),
+        (["folder", "--speculative-config.method"], "argument --speculative-config.method: expected one argument"),
+        (["folder", "--speculative-config.methods", "ngram"], "unknown key 'methods'; did you mean method?"),
+        (["folder", *SPECULATIVE, "{}", "--speculative-config.method", "ngram"], "it came as a whole and by its keys"),
+        (["folder", "--pooler-config.a", "1", "--pooler-config.a.b", "2"], "a has a value of its own"),
+        (["folder", "--frobnicate.key", "ngram"], "unknown argument --frobnicate.key; see --help"),
         (["folder", "--port", "http"], "invalid int value: 'http'"),
         (
             ["folder", "--pipeline-layer-partition", "3;5"],
@@ -94,6 +100,29 @@ def test_the_speculative_config_is_a_json_object_of_its_fields():
     expected = SpeculativeConfig(method="eagle3", model="heads", num_speculative_tokens=3)
     assert config.execution.speculative_config == expected
     assert parse("folder").execution.speculative_config is None
+
+
+@pytest.mark.parametrize(
+    ("joined", "apart"),
+    [
+        (["--structured-outputs-config.backend", "guidance"], '{"backend": "guidance"}'),
+        (["--structured-outputs-config.backend=guidance"], '{"backend": "guidance"}'),
+    ],
+)
+def test_a_key_of_a_json_object_may_come_by_itself(joined: list[str], apart: str):
+    assert parse("folder", *joined) == parse("folder", "--structured-outputs-config", apart)
+
+
+def test_keys_that_come_one_by_one_are_one_object():
+    config = parse(
+        "folder", "--speculative-config.method", "ngram", "--speculative-config.num_speculative_tokens=3",
+        "--kv-transfer-config.kv_connector", "NixlConnector", "--kv-transfer-config.kv_role=kv_both",
+        "--kv-transfer-config.kv_connector_extra_config.lease_seconds", "9.5", "--port", "80",
+    )  # fmt: skip
+    assert config.execution.speculative_config == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert config.cache.kv_transfer_config is not None
+    assert config.cache.kv_transfer_config.kv_connector_extra_config.lease_seconds == 9.5
+    assert config.server.port == 80
 
 
 def test_help_names_units_and_only_defaults_that_are_values(capsys):

@@ -15,7 +15,7 @@ _FLAGS = """
 --no-enable-prefix-caching --no-kv-transfer-trust-clients --node-rank --num-gpu-blocks-override --num-threads
 --pipeline-layer-partition --pipeline-parallel-size --pooler-config --port --priority-preemption-threshold
 --reasoning-parser --response-store-bytes --runner --scheduling-policy --seed --served-model-name --shutdown-delay
---shutdown-timeout --speculative-config --stall-seconds --steps-ahead --tensor-parallel-size --tokenizer
---tool-call-parser
+--shutdown-timeout --speculative-config --stall-seconds --steps-ahead --structured-outputs-config --tensor-parallel-size
+--tokenizer --tool-call-parser
 """
 ENGINE_FLAGS: Final = frozenset(_FLAGS.split())

@@ -112,7 +112,7 @@ def _unknown_flags(role: EngineRole) -> Iterator[UnsupportedFeature]:
     owner = "spec" if role.name == "serve" else f"spec.disaggregation.{role.name}"
     for arg in role.engine.args if role.pod.image is None else ():
         flag = arg.partition("=")[0]
-        if flag.startswith("--") and flag not in ENGINE_FLAGS:
+        if flag.startswith("--") and flag.partition(".")[0] not in ENGINE_FLAGS:  # a key of a JSON object may follow
             message = f"the engine of this release has no {flag} and ends at it: remove it"
             yield UnsupportedFeature(f"{owner}.engine.args", message)
 

@@ -4,6 +4,7 @@ Rendering is the engine's. Here the messages become bytes in their order, so tha
 bytes that begin alike. An image or a sound is a digest in its place: it tells prompts apart and is not counted as text.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,21 +54,35 @@ class Chat(openai.OpenAIErrors):
         assert isinstance(fields, _Fields)
         if fields.messages is ABSENT:
             return None
-        template_fields = tuple(
-            (name, value) for name in _TEMPLATE_FIELDS if (value := getattr(fields, name)) is not ABSENT
-        )
-        if fields.is_large and is_too_much(fields.messages, *(value for _, value in template_fields)):
-            raw = b"\n".join(bytes(part) for part in (fields.tools, fields.messages) if part is not ABSENT)
-            return openai.raw_prompt(raw, self.name, model, fields)
-        return Prompt(
-            conversation_bytes(fields.messages, fields.tools),
-            is_token_ids=False,
-            seed=openai.seed(self.name, model, fields),
-            model=model,
-            cache_salt=fields.cache_salt,
-            messages=fields.messages,
-            template_fields=template_fields,
-        )
+        template_fields = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name)) is not ABSENT}
+        if fields.is_large and is_too_much(fields.messages, *template_fields.values()):
+            return unread_prompt((fields.tools, fields.messages), model, fields)
+        return conversation_prompt(fields.messages, template_fields, model, fields)
+
+
+def conversation_prompt(
+    messages: msgspec.Raw, template_fields: Mapping[str, msgspec.Raw], model: str | None, fields: RoutingFields
+) -> Prompt:
+    """Of chat's messages and fields, into which other APIs' are translated. Raises msgspec.DecodeError."""
+    return Prompt(
+        conversation_bytes(messages, template_fields.get("tools", ABSENT)),
+        is_token_ids=False,
+        seed=openai.seed(Chat.name, model, fields),
+        model=model,
+        cache_salt=fields.cache_salt,
+        messages=messages,
+        template_fields=tuple(template_fields.items()),
+    )
+
+
+def unread_prompt(given: Sequence[msgspec.Raw], model: str | None, fields: RoutingFields) -> Prompt:
+    """Of what is too much to read, or refused, as it came."""
+    raw = b"\n".join(bytes(part) for part in given if part is not ABSENT)
+    return openai.raw_prompt(raw, Chat.name, model, fields)
+
+
+def to_raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def conversation_bytes(messages: msgspec.Raw, tools: msgspec.Raw = ABSENT) -> bytes:

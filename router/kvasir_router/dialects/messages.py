@@ -1,13 +1,11 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens: conversations that engines render as those of chat."""
 
-from typing import Any
-
 import msgspec
 
 from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled, thinking_fields
 from kvasir_chat.messages import ConversationRefusedError
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.chat import Chat, conversation_bytes
+from kvasir_router.dialects.chat import conversation_prompt, to_raw, unread_prompt
 from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
 from kvasir_router.errors import RequestError
 
@@ -59,27 +57,19 @@ class Messages(AnthropicErrors):
         given = (fields.tools, fields.system, fields.messages)
         options = (fields.thinking, fields.output_config, fields.chat_template_kwargs)
         if fields.is_large and is_too_much(*given, *options):
-            return _raw_prompt(given, model, fields)
+            return unread_prompt(given, model, fields)
         decoded = msgspec.json.decode(fields.messages)
         try:
             chat = chat_messages(msgspec.json.decode(fields.system), decoded, drops_client_header=True)
             tools = chat_tools(msgspec.json.decode(fields.tools))
         except ConversationRefusedError:  # as the engine will
-            return _raw_prompt(given, model, fields)
-        messages, template_fields = _raw(chat), {"continue_final_message": _raw(is_prefilled(decoded))}
+            return unread_prompt(given, model, fields)
+        messages, template_fields = to_raw(chat), {"continue_final_message": to_raw(is_prefilled(decoded))}
         if tools:
-            template_fields["tools"] = _raw(tools)
+            template_fields["tools"] = to_raw(tools)
         for name, value in thinking_fields(*map(msgspec.json.decode, options)).items():
-            template_fields[name] = _raw(value)
-        return Prompt(
-            conversation_bytes(messages, template_fields.get("tools", ABSENT)),
-            is_token_ids=False,
-            seed=openai.seed(Chat.name, model, fields),
-            model=model,
-            cache_salt=fields.cache_salt,
-            messages=messages,
-            template_fields=tuple(template_fields.items()),
-        )
+            template_fields[name] = to_raw(value)
+        return conversation_prompt(messages, template_fields, model, fields)
 
 
 class CountTokens(AnthropicErrors):
@@ -95,12 +85,3 @@ class CountTokens(AnthropicErrors):
 
     def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
         return None
-
-
-def _raw_prompt(given: tuple[msgspec.Raw, ...], model: str | None, fields: RoutingFields) -> Prompt:
-    raw = b"\n".join(bytes(part) for part in given if part is not ABSENT)
-    return openai.raw_prompt(raw, Chat.name, model, fields)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

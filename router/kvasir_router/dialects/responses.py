@@ -13,7 +13,7 @@ import msgspec
 from kvasir_chat.messages import ConversationRefusedError
 from kvasir_chat.open_responses import chat_messages, chat_tool, input_items, offered_tools
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.chat import Chat, conversation_bytes
+from kvasir_router.dialects.chat import conversation_prompt, to_raw, unread_prompt
 from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
 from kvasir_router.errors import RequestError
 
@@ -69,39 +69,22 @@ class Responses(openai.OpenAIErrors):
         given = (fields.tools, fields.instructions, fields.input)
         options = (fields.reasoning, fields.chat_template_kwargs)
         if fields.holder is not None or (fields.is_large and is_too_much(*given, *options)):
-            return _raw_prompt(given, model, fields)
+            return unread_prompt(given, model, fields)
         try:
             items = input_items(msgspec.json.decode(fields.input))
             chat = chat_messages(msgspec.json.decode(fields.instructions), items)
             tools = [chat_tool(tool) for tool in offered_tools(msgspec.json.decode(fields.tools))]
         except ConversationRefusedError:  # as the engine will
-            return _raw_prompt(given, model, fields)
-        messages, template_fields = _raw(chat), {"tools": _raw(tools)} if tools else {}
+            return unread_prompt(given, model, fields)
+        messages, template_fields = to_raw(chat), {"tools": to_raw(tools)} if tools else {}
         reasoning = msgspec.json.decode(fields.reasoning)
         if isinstance(reasoning, dict) and isinstance(effort := reasoning.get("effort"), str):
-            template_fields["reasoning_effort"] = _raw(effort)
+            template_fields["reasoning_effort"] = to_raw(effort)
         if fields.chat_template_kwargs is not ABSENT:
             template_fields["chat_template_kwargs"] = fields.chat_template_kwargs
-        return Prompt(
-            conversation_bytes(messages, template_fields.get("tools", ABSENT)),
-            is_token_ids=False,
-            seed=openai.seed(Chat.name, model, fields),
-            model=model,
-            cache_salt=fields.cache_salt,
-            messages=messages,
-            template_fields=tuple(template_fields.items()),
-        )
+        return conversation_prompt(messages, template_fields, model, fields)
 
     def error_event(self, error: RequestError) -> bytes:
         """How many events there were is not known here."""
         told = {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
         return b"event: error\ndata: " + msgspec.json.encode(told) + b"\n\n"
-
-
-def _raw_prompt(given: tuple[msgspec.Raw, ...], model: str | None, fields: RoutingFields) -> Prompt:
-    raw = b"\n".join(bytes(part) for part in given if part is not ABSENT)
-    return openai.raw_prompt(raw, Chat.name, model, fields)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))

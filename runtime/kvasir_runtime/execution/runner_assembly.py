@@ -9,6 +9,7 @@ from torch import Tensor
 from kvasir_runtime.attention.backend import AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.captures import AgreedCapture
 from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.execution.forbidden_tokens import AllowedTokens, BadWords
 from kvasir_runtime.execution.grammar_mask import GrammarMask
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
@@ -133,6 +134,7 @@ class RunnerAssembly:
             return (self.pooler(rows, transfers),)
         features = step_features(rows, self.decoder.logits)
         if self.decoder.head is not None:
+            features += (AllowedTokens(rows), BadWords(rows, transfers))
             features += (GrammarMask(rows, transfers, self.vocabulary),)
         return features
 

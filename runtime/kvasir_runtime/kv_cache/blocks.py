@@ -136,24 +136,24 @@ class BlockPool:
             if block.num_references == 0:
                 self._free.append(block) if block.content else self._free.prepend(block)
 
-    def remember(self, block: Block, content: ContentKey) -> bool:
-        """Make a full block findable, and say whether it is: the first block of a content wins, duplicates stay
-        private."""
-        if block.content is None and content not in self._by_content:
-            block.content = content
-            self._by_content[content] = block
-            return True
-        return False
-
-    def remember_written(self, block: Block, content: ContentKey) -> bool:
-        """The same for a block that is written: it takes the place of one that a step under way is to write, of which
-        readers of events would hear only after blocks behind this one."""
-        if self.remember(block, content):
-            return True
-        if block.content is not None or not self._by_content[content].num_writers:
+    def remember(self, block: Block, content: ContentKey, *, is_written: bool = False) -> bool:
+        """Make a full block findable, and say whether it became so now: the first block of a content wins, duplicates
+        stay private."""
+        if not self.may_remember(block, content, is_written=is_written):
             return False
-        self.forget(self._by_content[content])
-        return self.remember(block, content)
+        if content in self._by_content:
+            self.forget(self._by_content[content])
+        block.content = content
+        self._by_content[content] = block
+        return True
+
+    def may_remember(self, block: Block, content: ContentKey, *, is_written: bool = False) -> bool:
+        """Whether `remember` would. A written block takes the place of one that a step under way is to write, of which
+        readers of events would hear only after blocks behind this one."""
+        if block.content is not None:
+            return False
+        found = self._by_content.get(content)
+        return found is None or (is_written and found.num_writers > 0)
 
     def forget(self, block: Block) -> None:
         """Make a block findable no more; whoever holds it keeps it."""

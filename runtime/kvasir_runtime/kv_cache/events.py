@@ -1,8 +1,9 @@
 """What the prefix cache gains and loses, for those who route by it: plain events in vLLM's shapes, in order.
 
 A block is reported as stored when the step that writes it has ended, not when its hash becomes findable because such a
-step is planned (docs/decisions/0011-planned-and-written.md); what a failed step takes back was never reported. One KV
-group speaks for all. Nothing is sent from here: whoever wants the events takes them, once a step.
+step is planned (docs/decisions/0011-planned-and-written.md); what a failed step takes back was never reported. The
+parent of a block that is stored is there: readers know a block by those before it. One KV group speaks for all. Nothing
+is sent from here: whoever wants the events takes them, once a step.
 """
 
 from collections import Counter
@@ -71,20 +72,26 @@ class KvEventLog:
 
     def __init__(self, block_size: int, groups: Sequence[KvGroup]) -> None:
         self.group = reported_group(groups)
+        self._has_gaps = not groups[self.group].reach.is_full
+        """Whether a block may be there without its parent, which lies behind the window."""
         self._block_size = block_size
         self._announced: dict[int, AnnouncedBlock | None] = {}
         """By block id; None: of another group."""
         self._num_overdue: Counter[int] = Counter()
         """Of each block: steps under way that were to write what has been forgotten since."""
+        self._stored: set[bytes] = set()
+        """Hashes of the blocks that readers know to be there."""
         self._events: list[KvEvent] = [AllBlocksCleared()]
 
     def announce(self, block_id: int, block: AnnouncedBlock | None) -> None:
         """A block has become findable; None stands for one of another group than the reported one."""
         self._announced[block_id] = block
 
-    def wrote(self, block_ids: Iterable[int]) -> None:
+    def wrote(self, block_ids: Iterable[int]) -> list[int]:
         """The step that these blocks were announced for has ended. Other groups' say nothing, nor do those that were
-        forgotten meanwhile."""
+        forgotten meanwhile. Returns those that are left out because their parents were lost: they are to be forgotten.
+        """
+        orphans: list[int] = []
         stored: BlockStored | None = None
         for block_id in block_ids:
             block = self._take_announced(block_id)
@@ -92,16 +99,22 @@ class KvEventLog:
                 continue
             if stored is not None and stored.block_hashes[-1] == block.parent_hash:
                 self._append(stored, block)
-            else:
+            elif self._has_gaps or block.parent_hash is None or block.parent_hash in self._stored:
                 stored = self._begin(block)
                 self._events.append(stored)
+            else:
+                orphans.append(block_id)
+                continue
+            self._stored.add(block.block_hash)
+        return orphans
 
     def forget(self, block_id: int, group: int, block_hash: bytes) -> None:
         """A findable block of any group cannot be found any more."""
         if block_id in self._announced:
             del self._announced[block_id]
             self._num_overdue[block_id] += 1
-        elif group == self.group:
+        elif group == self.group and block_hash in self._stored:
+            self._stored.remove(block_hash)
             self._remove(block_hash)
 
     def lose_steps(self) -> None:

@@ -6,12 +6,12 @@ all of its blocks and every other group the last few.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvasir_runtime.kv_cache.blocks import Block, BlockPool, ContentKey, SequenceBlocks, Tokens
+from kvasir_runtime.kv_cache.blocks import Block, BlockPool, SequenceBlocks, Tokens
 from kvasir_runtime.kv_cache.events import AnnouncedBlock, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
 
@@ -159,7 +159,7 @@ class KvCache:
     def offer(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> list[Block]:
         """Make findable every block that the first `num_tokens` tokens fill, and that a step just planned will have
         written; those that became so, to be reported with `wrote` when it has ended."""
-        found = self._remember(token_ids, blocks, num_tokens, self.pool.remember)
+        found = self._remember(token_ids, blocks, num_tokens, is_written=False)
         for block in found:
             block.num_writers += 1
         return found
@@ -172,7 +172,7 @@ class KvCache:
 
     def offer_written(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int) -> None:
         """Make findable every block that the first `num_tokens` tokens, which are written, fill."""
-        self._report(self._remember(token_ids, blocks, num_tokens, self.pool.remember_written))
+        self._report(self._remember(token_ids, blocks, num_tokens, is_written=True))
 
     def withdraw(self, found: Iterable[Block]) -> None:
         """No step under way will end, and these were to be written by them: they cannot be found any more."""
@@ -258,23 +258,17 @@ class KvCache:
     def release(self, blocks: SequenceBlocks) -> None:
         self.pool.release(blocks.take_all())
 
-    def _remember(
-        self,
-        token_ids: Tokens,
-        blocks: SequenceBlocks,
-        num_tokens: int,
-        remember: Callable[[Block, ContentKey], bool],
-    ) -> list[Block]:
+    def _remember(self, token_ids: Tokens, blocks: SequenceBlocks, num_tokens: int, *, is_written: bool) -> list[Block]:
         num_full = num_tokens // self.block_size
         found: list[Block] = []
         if num_full <= blocks.num_offered:
             return found
         if self._is_caching:
-            for index in range(blocks.num_offered, num_full):
+            for index in range(self._first_to_offer(blocks, is_written=is_written), num_full):
                 content_hash = blocks.hash_of(token_ids, index)
                 for group, table in enumerate(blocks.tables):
                     block = table[index]
-                    if block is not None and remember(block, (group, content_hash)):
+                    if block is not None and self.pool.remember(block, (group, content_hash), is_written=is_written):
                         found.append(block)
                         if self._event_log is not None:
                             is_reported = group == self._event_log.group
@@ -283,9 +277,23 @@ class KvCache:
         blocks.num_offered = num_full
         return found
 
+    def _first_to_offer(self, blocks: SequenceBlocks, *, is_written: bool) -> int:
+        """The next block; or the first of those just before it that were duplicates, where what they duplicate has been
+        lost since: a block is of use only behind those before it."""
+        first = blocks.num_offered
+        while first and any(
+            block is not None
+            and self.pool.may_remember(block, (group, blocks.hashes[first - 1]), is_written=is_written)
+            for group, block in enumerate(table[first - 1] for table in blocks.tables)
+        ):
+            first -= 1
+        return first
+
     def _report(self, found: Sequence[Block]) -> None:
+        """Blocks that are left out become findable with the next one that their sequence fills."""
         if self._event_log is not None:
-            self._event_log.wrote(block.block_id for block in found)
+            for block_id in self._event_log.wrote(block.block_id for block in found):
+                self.pool.forget(self.pool.blocks[block_id])
 
     def _num_to_look_up(self, token_ids: Tokens) -> int:
         return (len(token_ids) - 1) // self.block_size if self._is_caching else 0

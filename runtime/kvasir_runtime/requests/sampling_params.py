@@ -29,6 +29,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    """No others are sampled; None: all may be."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences, none empty, that the output never holds."""
     logprobs: int | None = None
     """How many most likely alternatives to report with each output token; 0: only the token's own; None: nothing."""
     prompt_logprobs: int | None = None

@@ -75,11 +75,11 @@ _WISHES: dict[str, tuple[Any, ...]] = {
             # vLLM
             "allowed_token_ids", "bad_words", "chat_template", "echo", "ec_transfer_params", 
             "logits_processors", "logprob_token_ids", "prompt_embeds",
-            "prompt_logprobs", "repetition_detection", "return_prompt_text", "structural_tag", 
+            "prompt_logprobs", "repetition_detection", "return_prompt_text",
             "truncate_prompt_tokens", "vllm_xargs", "watermarking",
             # SGLang
-            "bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "custom_params", "ebnf",
-            "input_ids", "json_schema", "lora_path", "no_stop_trim", "regex", "return_cached_tokens_details",
+            "bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "custom_params",
+            "input_ids", "lora_path", "no_stop_trim", "return_cached_tokens_details",
             "return_hidden_states", "return_meta_info", "return_prompt_token_ids", "return_routed_experts",
             "session_params", "stop_regex", "task",
             # llama.cpp

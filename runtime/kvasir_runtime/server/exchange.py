@@ -140,9 +140,10 @@ class Exchange:
 
     def _takes_long(self, deltas: Sequence[SequenceDelta]) -> bool:
         """To shape, for the event loop."""
-        num_alternatives = self.requests[0].spec.sampling.logprobs
-        if num_alternatives is None:
+        sampling = self.requests[0].spec.sampling
+        if sampling.logprobs is None and sampling.prompt_logprobs is None:
             return False
+        num_alternatives = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
         num_positions = sum(len(delta.logprobs) + len(delta.prompt_logprobs or ()) for delta in deltas)
         return num_positions * (1 + num_alternatives) > INLINE_LOGPROBS
 

@@ -20,7 +20,7 @@ from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import ChatCompletionRequest, CompletionRequest, GenerationFields, StreamOptions
 from kvasir_runtime.server.reading import AnswerReader, Reading, reading_of
-from kvasir_runtime.server.resolving import Limits
+from kvasir_runtime.server.resolving import Limits, most_prompt_tokens
 from kvasir_runtime.server.responses import (
     CalledFunction,
     ChatAnswer,
@@ -34,7 +34,10 @@ from kvasir_runtime.server.responses import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
     FunctionDelta,
+    PromptLogprob,
+    PromptLogprobs,
     ToolCall,
     ToolCallDelta,
     TopLogprob,
@@ -94,6 +97,10 @@ class OpenAiShape(Generic[Wishes]):
             return meter.usage()
         return None if self.stream_options.include_usage else UNSET
 
+    def prompt_logprobs_of(self, sequence: SequenceDelta) -> PromptLogprobs | UnsetType:
+        most = self.wishes.prompt_logprobs
+        return UNSET if most is None else self.formatter().prompt(sequence.prompt_logprobs or [None], most)
+
     def formatter(self) -> "LogprobsFormatter":
         return LogprobsFormatter(self.tokenizer, tokens_as_ids=bool(self.wishes.return_tokens_as_token_ids))
 
@@ -126,6 +133,18 @@ class LogprobsFormatter:
             tokens=[self._spelling(token_id) for token_id in token_ids],
             top_logprobs=[None if position is None else self._by_spelling(position) for position in positions],
         )
+
+    def prompt(self, positions: Sequence[TokenLogprobs | None], most: int) -> PromptLogprobs:
+        """With the `most` likely of each."""
+        return [None if position is None else self._prompt_position(position, most) for position in positions]
+
+    def _prompt_position(self, position: TokenLogprobs, most: int) -> dict[int, PromptLogprob]:
+        by_id: dict[int, PromptLogprob] = {}
+        for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
+            if rank <= most and token_id not in by_id:
+                token = self._tokenizer.token_bytes(token_id).decode(errors="replace")
+                by_id[token_id] = PromptLogprob(_finite(logprob), rank or position.rank, token)
+        return by_id
 
     def _chat_position(self, position: TokenLogprobs) -> ChatTokenLogprob:
         chosen, *top = (self._top(*entry) for entry in zip(position.token_ids, position.logprobs, strict=True))
@@ -191,12 +210,21 @@ class TextOffsets:
         return offsets if delta.finish_reason is None else [min(offset, self._num_chars) for offset in offsets]
 
 
+def _shortened(position: TokenLogprobs | None, most: int) -> TokenLogprobs | None:
+    """With so many alternatives, where more were asked for of the prompt alone."""
+    if position is None or len(position.token_ids) <= 1 + most:
+        return position
+    return TokenLogprobs(position.token_ids[: 1 + most], position.logprobs[: 1 + most], position.rank)
+
+
 def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
 async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
-    return [await builder.chat_prompt(chat, limits)]
+    prompts = [await builder.chat_prompt(chat, limits, most_prompt_tokens(chat, limits.max_model_len))]
+    _check_scored(chat, prompts, 1)
+    return prompts
 
 
 def chat_reading(formats: AnswerFormats, wishes: ChatCompletionRequest, prompts: Sequence[Prompt]) -> Reading | None:
@@ -230,13 +258,15 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
             self._reader.read(sequence)
 
     def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
+        choices = [to_part(self._choice(sequence)) for sequence in sequences]
         completion = ChatCompletion(
             id=self.heading.id,
             created=self.heading.created,
             model=self.heading.model,
-            choices=[to_part(self._choice(sequence)) for sequence in sequences],
-            usage=usage,
+            choices=choices,
+            usage=self._with_details(usage),
             prompt_token_ids=self._prompt_token_ids(),
+            prompt_logprobs=self.prompt_logprobs_of(sequences[0]),
             kv_transfer_params=transfer_params_of(sequences),
         )
         return to_json(completion)
@@ -271,7 +301,13 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
         return to_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
-        return to_event(self._chunk([], usage)) if self.stream_options.include_usage else b""
+        return to_event(self._chunk([], self._with_details(usage))) if self.stream_options.include_usage else b""
+
+    def _with_details(self, usage: Usage) -> Usage:
+        num_tokens = None if self._reader is None else self._reader.num_reasoning_tokens
+        if num_tokens is not None:
+            usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
+        return usage
 
     def _choice(self, sequence: SequenceDelta) -> ChatChoice:
         finish_reason: str | None = sequence.finish_reason
@@ -361,7 +397,20 @@ Shaping so many takes 4 s of a processor, and their JSON 70 MB."""
 async def _completion_prompts(builder: PromptBuilder, wishes: CompletionRequest, limits: Limits) -> list[Prompt]:
     prompts = await builder.completion_prompts(wishes, limits)
     _check_echo(wishes, prompts)
+    _check_scored(wishes, prompts, wishes.num_returned)
     return prompts
+
+
+def _check_scored(wishes: GenerationFields, prompts: Sequence[Prompt], num_times: int) -> None:
+    """`num_times`: that an answer has each prompt's log-probabilities."""
+    num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    if wishes.prompt_logprobs is not None and num_tokens * num_times * (1 + wishes.prompt_logprobs) > MAX_ECHOED:
+        raise InvalidRequestError(
+            f"prompt_logprobs: {num_tokens} tokens of prompts times {num_times} choices times "
+            f"{1 + wishes.prompt_logprobs} log-probabilities are more than the {MAX_ECHOED} that an answer has; "
+            "ask for fewer, or send several requests",
+            "prompt_logprobs",
+        )
 
 
 def _check_echo(wishes: CompletionRequest, prompts: Sequence[Prompt]) -> None:
@@ -436,6 +485,7 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
             stop_reason=delta.stop_reason if is_whole or delta.stop_reason is not None else UNSET,
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
             prompt_token_ids=prompt.token_ids if is_first and self.wishes.return_token_ids else UNSET,
+            prompt_logprobs=self.prompt_logprobs_of(delta),
         )
 
     def _prompt_of(self, index: int) -> Prompt:
@@ -447,7 +497,8 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
         token_ids, positions = list(delta.token_ids), list[TokenLogprobs | None](delta.logprobs)
         offsets = self._offsets_of(delta.index).of_delta(delta)
         if prompt is not None:
-            prompt_positions = delta.prompt_logprobs or [None] * len(prompt.token_ids)
+            scored = delta.prompt_logprobs or [None] * len(prompt.token_ids)
+            prompt_positions = [_shortened(position, self.wishes.logprobs) for position in scored]
             token_ids, positions = prompt.token_ids + token_ids, prompt_positions + positions
             offsets = self._prompt_offsets(delta.index // self.wishes.num_returned) + offsets
         return self.formatter().completion(token_ids, positions, offsets)

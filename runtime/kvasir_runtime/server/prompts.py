@@ -18,7 +18,7 @@ from kvasir_chat.template import ChatTemplate
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ContextLengthError, InvalidRequestError
 from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest
-from kvasir_runtime.server.resolving import Limits, check_fits, check_token_ids
+from kvasir_runtime.server.resolving import Limits, check_fits, check_token_ids, most_prompt_tokens
 
 INLINE_CHARS = 8192
 """Shorter texts are tokenised on the event loop: about 2 ms, less than a thread's switch costs beside a busy core."""
@@ -58,21 +58,29 @@ class PromptBuilder:
             await asyncio.sleep(0)  # let others have their turn
         return prompts
 
-    async def chat_prompt(self, chat: ChatPrompt, limits: Limits) -> Prompt:
+    async def chat_prompt(self, chat: ChatPrompt, limits: Limits, most_tokens: int | None = None) -> Prompt:
+        """Of `most_tokens` the last; None: all."""
         render = self._renderer(chat)
         if _is_short(chat):
             text = render()
         else:
             text = await asyncio.get_running_loop().run_in_executor(self._renderers, render)
-        token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages")
+        token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages", most_tokens)
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
         _check_vocabulary(token_ids, limits.vocab_size, "messages")
         return Prompt(token_ids, text[-MAX_KEPT_CHARS:])
 
-    async def encode(self, text: str, add_special_tokens: bool, max_model_len: int, param: str) -> list[int]:
-        """Raises ContextLengthError for a text that is certainly too long, before reading it."""
+    async def encode(
+        self, text: str, add_special_tokens: bool, max_model_len: int, param: str, most_tokens: int | None = None
+    ) -> list[int]:
+        """Of `most_tokens` the last; else ContextLengthError is raised for a text that is certainly too long, before
+        reading it.
+        """
         longest = self._tokenizer.max_chars_per_token
+        if most_tokens is not None:
+            token_ids = await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+            return token_ids[-most_tokens:]
         if longest is not None and len(text) > max_model_len * longest:
             raise ContextLengthError(
                 f"the prompt has {len(text)} characters, which is at least {-(-len(text) // longest)} tokens, but the "
@@ -84,11 +92,14 @@ class PromptBuilder:
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def _completion_prompt(self, content: object, wishes: CompletionRequest, limits: Limits) -> Prompt:
+        most = most_prompt_tokens(wishes, limits.max_model_len)
         if isinstance(content, str):
-            token_ids = await self.encode(content, wishes.add_special_tokens, limits.max_model_len, "prompt")
+            token_ids = await self.encode(content, wishes.add_special_tokens, limits.max_model_len, "prompt", most)
             _check_vocabulary(token_ids, limits.vocab_size, "prompt")
-            prompt = Prompt(token_ids, content)
+            is_cut = wishes.echo and len(token_ids) == most
+            prompt = Prompt(token_ids, await of_tokens(self._tokenizer.decode, token_ids) if is_cut else content)
         elif isinstance(content, list):
+            content = content if most is None else content[-most:]
             check_fits(len(content), limits.max_model_len, "prompt")
             if not _are_token_ids(content):
                 raise _wrong_prompt(content)

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
 from kvasir_runtime.server.body import Body, RequestModel, Unsupported
-from kvasir_runtime.server.structured import StructuredFields
+from kvasir_runtime.server.token_rules import TokenId, TokenRuleFields
 from kvasir_runtime.server.tools import OfferedTools, ToolFields
 
 INT64 = 2**63
@@ -45,7 +45,6 @@ OrNull = BeforeValidator(_default_for_null)
 Flag = Annotated[bool, OrNull]
 Whole = Annotated[int, BeforeValidator(_whole)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIAS)]
 Key = Annotated[str, Field(min_length=1, max_length=256)]
 Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
@@ -89,7 +88,7 @@ class KvTransferFields(BaseModel):
         return self
 
 
-class GenerationFields(StructuredFields):
+class GenerationFields(TokenRuleFields):
     """What both ways of asking for text have in common."""
 
     model: str | None = None
@@ -121,6 +120,9 @@ class GenerationFields(StructuredFields):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[Whole, Field(ge=0)] | None = None
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1)] | None = None
+    """The last tokens of a prompt that are read; -1: as many as there is room for."""
     priority: Annotated[Whole, Field(ge=-INT64, lt=INT64), OrNull] = 0
     cache_salt: Key | None = None
     kv_transfer_params: KvTransferFields | None = None
@@ -135,6 +137,8 @@ class GenerationFields(StructuredFields):
                 "min_tokens is {min_tokens}, more than max_tokens, which is {max_tokens}",
                 {"min_tokens": self.min_tokens, "max_tokens": self.max_tokens},
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError("prompt_logprobs", "prompt_logprobs is only answered whole, with stream: false")
         self._check_best_of()
         self._check_beam_search()
         return self
@@ -184,7 +188,7 @@ class GenerationFields(StructuredFields):
     @property
     def num_prompt_logprobs(self) -> int | None:
         """The same with the prompt's tokens."""
-        return None
+        return self.prompt_logprobs
 
     @property
     def num_returned(self) -> int:
@@ -242,7 +246,8 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return self.logprobs if self.echo else None
+        echoed = self.logprobs if self.echo else None
+        return max((most for most in (echoed, self.prompt_logprobs) if most is not None), default=None)
 
     @property
     def is_echo_only(self) -> bool:

@@ -6,6 +6,7 @@ parser. A request that asks for neither has no reading, and its text goes to the
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from kvasir_runtime.server.structured import WantedGrammar
 from kvasir_runtime.server.tools import CallRule
 from kvasir_runtime.structured.grammars import either
 from kvasir_runtime.structured.thoughts import Thought, behind_a_thought, behind_marks
-from kvasir_runtime.talk.events import CallBegun, Content, Event, Reasoning
+from kvasir_runtime.talk.events import Arguments, CallBegun, Content, Event, Reasoning
 from kvasir_runtime.talk.format import Channels, ReasoningFormat
 from kvasir_runtime.talk.grammar import calls_grammar
 from kvasir_runtime.talk.parser import AnswerParser, is_thought_open
@@ -152,6 +153,26 @@ def reading_of(
     return Reading(formats, rule, is_thinking, includes_reasoning, thinking_budget)
 
 
+@dataclass(slots=True)
+class Written:
+    """Of one sequence."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    num_thought_chars: int = 0
+
+    def add(self, delta: SequenceDelta, events: Sequence[Event]) -> None:
+        self.num_tokens += len(delta.token_ids)
+        for event in events:
+            if isinstance(event, Content | Reasoning | Arguments):
+                self.num_chars += len(event.text)
+                self.num_thought_chars += len(event.text) if isinstance(event, Reasoning) else 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return round(self.num_tokens * self.num_thought_chars / max(self.num_chars, 1))
+
+
 class AnswerReader:
     """The sequences of one request, each as far as it has come. A stream that goes on in another engine gets the same
     ids there, since they are made of what its journal keeps."""
@@ -162,6 +183,7 @@ class AnswerReader:
         self._parsers: dict[int, AnswerParser] = {}
         self._callers: set[int] = set()
         """Sequences with a call."""
+        self._written: defaultdict[int, Written] = defaultdict(Written)
 
     def read(self, delta: SequenceDelta) -> list[Event]:
         """What a delta brings, with calls' ids."""
@@ -172,7 +194,15 @@ class AnswerReader:
         if delta.finish_reason is not None:
             is_models_end = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
             events += parser.finish(is_cut=not is_models_end)
+        self._written[delta.index].add(delta, events)
         return [self._with_id(delta.index, event) for event in events if self._is_wanted(event)]
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """So far, by their share of the text; None: the model is not known to think."""
+        if self._reading.formats.reasoning is None:
+            return None
+        return sum(written.num_reasoning_tokens for written in self._written.values())
 
     def finish_reason(self, delta: SequenceDelta) -> FinishReason | str | None:
         """As OpenAI has it, after `read`."""

@@ -31,6 +31,7 @@ from kvasir_runtime.server.protocol import (
     TopP,
     Whole,
 )
+from kvasir_runtime.server.token_rules import ALLOWED_FIELD, check_something_is_left
 from kvasir_runtime.service_secret import SECRET_VARIABLE
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -131,6 +132,7 @@ def resolved(
     limits: Limits,
     kv_transfer: KvTransferConfig | None,
     grammar: str | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
     shown_special_ids: Set[int] = frozenset(),
 ) -> list[GenerateRequest]:
     """One request for the token ids of each prompt. Raises InvalidRequestError, naming the field at fault."""
@@ -140,7 +142,7 @@ def resolved(
             request_id=request_id,
             spec=RequestSpec(
                 prompt_token_ids=prompt,
-                sampling=_sampling_params(wishes, len(prompt), defaults, limits),
+                sampling=_sampling_params(wishes, len(prompt), defaults, limits, bad_words),
                 beam=_beam_search(wishes),
                 priority=wishes.priority,
                 tenant=request.headers.get(TENANT_HEADER, ""),
@@ -162,7 +164,11 @@ def resolved(
 
 
 def _sampling_params(
-    request: GenerationFields, num_prompt_tokens: int, defaults: SamplingDefaults, limits: Limits
+    request: GenerationFields,
+    num_prompt_tokens: int,
+    defaults: SamplingDefaults,
+    limits: Limits,
+    bad_words: tuple[tuple[int, ...], ...],
 ) -> SamplingParams:
     _check_limits(request, limits)
     max_tokens = _max_tokens(request, num_prompt_tokens, limits.max_model_len)
@@ -178,10 +184,14 @@ def _sampling_params(
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=_logit_bias(request.logit_bias or {}, limits.vocab_size),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, limits.vocab_size),
+        bad_words=bad_words,
         logprobs=logprobs,
         prompt_logprobs=request.num_prompt_logprobs,
         stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
     )
+    kept_back = params.stop_token_ids if params.min_tokens else ()
+    check_something_is_left(params.allowed_token_ids, bad_words, kept_back, limits.vocab_size)
     return params if request.use_beam_search else _with_draws(params, request, defaults, limits.vocab_size)
 
 
@@ -284,6 +294,12 @@ def _check_limits(request: GenerationFields, limits: Limits) -> None:
             f"{limits.max_logprobs} (--max-logprobs)",
             "top_logprobs" if "top_logprobs" in type(request).model_fields else "logprobs",
         )
+    if (request.prompt_logprobs or 0) > limits.max_logprobs:
+        raise InvalidRequestError(
+            f"prompt_logprobs: {request.prompt_logprobs} alternatives per token were asked for, but this server "
+            f"reports at most {limits.max_logprobs} (--max-logprobs)",
+            "prompt_logprobs",
+        )
 
 
 def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len: int) -> int:
@@ -305,6 +321,25 @@ def _max_tokens(request: GenerationFields, num_prompt_tokens: int, max_model_len
     return asked
 
 
+def most_prompt_tokens(request: GenerationFields, max_model_len: int) -> int | None:
+    """That are read of a prompt, its last ones; None: all. Raises InvalidRequestError."""
+    asked = request.truncate_prompt_tokens
+    if asked is None:
+        return None
+    if asked == 0:
+        raise InvalidRequestError(
+            "truncate_prompt_tokens is 0, which leaves nothing; leave it out, or ask for 1 or more, or for -1",
+            "truncate_prompt_tokens",
+        )
+    if asked > max_model_len:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens is {asked}, but the model's context is {max_model_len} tokens; -1 stands for as "
+            "many as there is room for",
+            "truncate_prompt_tokens",
+        )
+    return max(1, max_model_len - (request.max_new_tokens or 1)) if asked == -1 else asked
+
+
 def check_fits(num_prompt_tokens: int, max_model_len: int, param: str) -> None:
     if num_prompt_tokens >= max_model_len:
         raise ContextLengthError(
@@ -324,6 +359,13 @@ def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
             )
         resolved[int(key)] = value
     return resolved
+
+
+def _allowed_token_ids(asked: Sequence[int] | None, vocab_size: int) -> tuple[int, ...] | None:
+    if asked is None:
+        return None
+    check_token_ids(asked, vocab_size, ALLOWED_FIELD)
+    return tuple(sorted(set(asked)))
 
 
 def _stop_token_ids(request: GenerationFields, defaults: SamplingDefaults, vocab_size: int) -> tuple[int, ...]:

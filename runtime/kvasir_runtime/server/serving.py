@@ -33,6 +33,7 @@ from kvasir_runtime.server.reading import Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars
+from kvasir_runtime.server.token_rules import spelt
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
 NUM_SHAPERS = 2
@@ -179,7 +180,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     model = serving.check_model(wishes.model)
     serving.check_generates()
     limits = serving.limits()
-    wanted = wishes.wanted_grammar()
+    wanted = wishes.wanted_grammar(serving.formats.special_ids)
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)
@@ -195,6 +196,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
             limits=limits,
             kv_transfer=serving.kv_transfer,
             grammar=grammar,
+            bad_words=spelt(serving.tokenizer, wishes.bad_words or (), limits.vocab_size),
             shown_special_ids=frozenset() if reading is None else reading.shown_special_ids,
         ),
         serving.model_digest,

@@ -1,17 +1,19 @@
 """What clients say of the form of an answer, and the grammar that it comes to.
 
-`response_format` is OpenAI's; `structured_outputs` and the older `guided_*` are vLLM's. Grammars are made on threads,
-so neither other requests nor steps wait for them, and the last ones are kept.
+`response_format` is OpenAI's; `structured_outputs`, the older `guided_*` and `structural_tag` are vLLM's; `regex`,
+`ebnf` and `json_schema` are SGLang's. Grammars are made on threads, so neither other requests nor steps wait for them,
+and the last ones are kept.
 """
 
 import asyncio
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -20,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import Body, RequestModel, Unsupported
+from kvasir_runtime.server.structural_tags import structural_tag_format, structural_tag_grammar
 from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
 from kvasir_runtime.structured.json_schema import json_schema_grammar
 from kvasir_runtime.structured.vocabulary import Vocabulary
@@ -46,8 +49,12 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: Any = None
+    triggers: Any = None
+    format: Any = None
+    """Of a structural tag, in the older shape and the newer."""
 
     @model_validator(mode="after")
     def _check_schema(self) -> "ResponseFormat":
@@ -66,7 +73,8 @@ class StructuredOutputs(RequestModel):
     regex: Text | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: Text | None = None
-    structural_tag: Unsupported = None
+    structural_tag: Any = None
+    """Itself, or its text."""
     disable_any_whitespace: bool = False
     disable_fallback: Any = None
     disable_additional_properties: Unsupported = None
@@ -97,24 +105,37 @@ class StructuredFields(Body):
     guided_regex: Text | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: Text | None = None
+    json_schema: JsonSchema | None = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    structural_tag: Any = None
 
-    def wanted_grammar(self) -> WantedGrammar | None:
-        """Raises InvalidRequestError where several are asked for."""
-        wanted = [*self._of_response_format(), *self._of_structured_outputs(), *self._of_guided()]
+    def wanted_grammar(self, special_ids: Mapping[str, int] = MappingProxyType({})) -> WantedGrammar | None:
+        """`special_ids`: of the model's special tokens, by their text. Raises InvalidRequestError where several are
+        asked for."""
+        wanted = [
+            *self._of_response_format(special_ids),
+            *self._of_structured_outputs(special_ids),
+            *self._of_guided(),
+            *self._of_plain_names(special_ids),
+        ]
         if len(wanted) > 1:
             fields = ", ".join(each.field for each in wanted)
             raise InvalidRequestError(f"{fields}: each says how the answer is to look; send one", wanted[1].field)
         return wanted[0] if wanted else None
 
-    def _of_response_format(self) -> list[WantedGrammar]:
+    def _of_response_format(self, special_ids: Mapping[str, int]) -> list[WantedGrammar]:
         wanted, field = self.response_format, RESPONSE_FORMAT
         if wanted is None or wanted.type == "text":
             return []
+        if wanted.type == "structural_tag":
+            sent = wanted.model_dump(include={"structures", "triggers", "format"}, exclude_none=True)
+            return [_wanted_structural_tag(field, sent, special_ids)]
         if wanted.type == "json_object" or wanted.json_schema is None:
             return [_wanted(field, "object", None, json_object_grammar)]
         return [_wanted_schema(f"{field}.json_schema", wanted.json_schema.json_schema)]
 
-    def _of_structured_outputs(self) -> list[WantedGrammar]:
+    def _of_structured_outputs(self, special_ids: Mapping[str, int]) -> list[WantedGrammar]:
         asked, field = self.structured_outputs, "structured_outputs"
         if asked is None:
             return []
@@ -125,11 +146,21 @@ class StructuredFields(Body):
             wanted.append(_wanted(f"{field}.json_object", "object", spaced, make))
         if asked.json_schema is not None:
             wanted.append(_wanted_schema(f"{field}.json", asked.json_schema, any_whitespace=spaced))
+        if asked.structural_tag is not None:
+            wanted.append(_wanted_structural_tag(f"{field}.structural_tag", asked.structural_tag, special_ids))
         return wanted + _plain(f"{field}.", asked.regex, asked.choice, asked.grammar)
 
     def _of_guided(self) -> list[WantedGrammar]:
         wanted = [] if self.guided_json is None else [_wanted_schema("guided_json", self.guided_json)]
         return wanted + _plain("guided_", self.guided_regex, self.guided_choice, self.guided_grammar)
+
+    def _of_plain_names(self, special_ids: Mapping[str, int]) -> list[WantedGrammar]:
+        wanted = [] if self.json_schema is None else [_wanted_schema("json_schema", self.json_schema)]
+        if self.ebnf is not None:
+            wanted.append(_wanted("ebnf", "grammar", self.ebnf, partial(ebnf_grammar, self.ebnf)))
+        if self.structural_tag is not None:
+            wanted.append(_wanted_structural_tag("structural_tag", self.structural_tag, special_ids))
+        return wanted + _plain("", self.regex, None, None)
 
 
 def _plain(prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[WantedGrammar]:
@@ -147,13 +178,25 @@ def _wanted(field: str, kind: str, value: Any, make: Callable[[], str]) -> Wante
 
 def _wanted_schema(field: str, schema: Any, *, any_whitespace: bool = True) -> WantedGrammar:
     """The order of keys counts: answers have their properties in it."""
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"{field}: the schema is no JSON: {error}", field) from error
+    schema = _read(schema, field, "schema")
     make = partial(json_schema_grammar, schema, any_whitespace=any_whitespace)
     return _wanted(field, f"schema {any_whitespace}", schema, make)
+
+
+def _wanted_structural_tag(field: str, sent: Any, special_ids: Mapping[str, int]) -> WantedGrammar:
+    sent = _read(sent, field, "structural tag")
+    asked = structural_tag_format(sent, field)
+    return _wanted(field, "structural tag", sent, partial(structural_tag_grammar, asked, special_ids))
+
+
+def _read(sent: Any, field: str, name: str) -> Any:
+    """What may come as its text."""
+    if not isinstance(sent, str):
+        return sent
+    try:
+        return json.loads(sent)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{field}: the {name} is no JSON: {error}", field) from error
 
 
 class Grammars:

@@ -25,6 +25,20 @@ def regex_grammar(regex: str) -> str:
     return llguidance.LLMatcher.grammar_from_regex(regex)
 
 
+def regex_within(regex: str) -> str:
+    """The same, as it stands in a longer one between Lark's slashes. Raises GrammarError."""
+    if regex.startswith("^"):
+        regex = regex[1:]
+    if regex.endswith("$") and not regex.endswith("\\$"):
+        regex = regex[:-1]
+    grammar = regex_grammar(regex)
+    fault = llguidance.LLMatcher.validate_grammar(grammar)
+    if fault:
+        raise GrammarError(fault)
+    written: str = json.loads(grammar)["grammars"][0]["lark_grammar"]
+    return f"(?:{written.removeprefix('start: /').removesuffix('/')})"
+
+
 def choice_grammar(choices: Sequence[str]) -> str:
     """The answer is one of them. Raises GrammarError."""
     if not choices or len(choices) > MAX_CHOICES or "" in choices:

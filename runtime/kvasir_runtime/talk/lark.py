@@ -9,6 +9,7 @@ from typing import Any, Final
 from llguidance import LLMatcher
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.grammars import named_parts
 from kvasir_runtime.structured.json_schema import json_schema_grammar
 
 ANY_TEXT: Final = "(?s:.*)"
@@ -55,9 +56,9 @@ class LarkGrammar:
         spellings = sorted(filter(None, special_ids), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._rules: list[str] = []
-        self._schemas: list[dict[str, Any]] = []
+        self._others: list[dict[str, Any]] = []
         self._names: dict[str, str] = {}
-        """Of rules and schemas, by what they say."""
+        """Of rules and other grammars, by what they say."""
 
     def is_special(self, mark: str) -> bool:
         return mark in self._special_ids
@@ -101,13 +102,14 @@ class LarkGrammar:
         if special is not None:
             before, behind = escaped_regex(end[: special.start()]), self.text(end[special.start() :])
             if rule is not None:
-                return f"{self.terminal(*(f'/{regex}{before}/' for regex in rule.regexes()))} {behind}"
+                texts = [f"/{regex}{before}/" for regex in rule.regexes()]
+                return f"{self.terminal(*texts, *_exclusions(without))} {behind}"
             spelled = escaped_regex(special.group())  # which would look the same
             return f"{self.terminal(f'/{ANY_TEXT}{before}/', *_exclusions([*without, spelled]))} {behind}"
         mark = escaped_regex(end)
         if rule is None:
             return self.rule(self.terminal(f"/{ANY_TEXT}{mark}/", *_exclusions(without)), "[lazy]")
-        ended = [f"/{regex}{mark}/" for regex in rule.regexes()]
+        ended = [*(f"/{regex}{mark}/" for regex in rule.regexes()), *_exclusions(without)]
         if rule.has_regex:
             return self.rule(self.terminal(*ended, f"~/{ANY_TEXT}{mark}(?s:.+)/"), "[lazy]")
         fewest = rule.min_length  # counting costs little where it is not crossed with looking for the mark
@@ -127,11 +129,14 @@ class LarkGrammar:
             if fallback is None:
                 raise
             written = json_schema_grammar(fallback)
-        if written not in self._names:
-            self._names[written] = f"j{len(self._names)}"
-            part = json.loads(written)["grammars"][0]
-            self._schemas.append(part | {"name": self._names[written]})
-        return "@" + self._names[written]
+        return self.other(written)
+
+    def other(self, grammar: str) -> str:
+        """Text that follows a grammar of its own."""
+        if grammar not in self._names:
+            self._names[grammar], parts = named_parts(f"j{len(self._names)}n", grammar)
+            self._others += parts
+        return self._names[grammar]
 
     def space(self) -> str:
         """Or none."""
@@ -139,7 +144,7 @@ class LarkGrammar:
 
     def written(self, start: str) -> str:
         lark = "\n".join([f"start: {start}", *self._rules])
-        parts = [{"name": "calls", "lark_grammar": lark}, *self._schemas]
+        parts = [{"name": "calls", "lark_grammar": lark}, *self._others]
         return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 

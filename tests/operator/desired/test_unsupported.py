@@ -120,6 +120,7 @@ def test_the_version_that_is_missing_is_named_with_the_one_there_is(make_service
         ({"engine": {"args": ["--seed", "1", "--enforce-eager"]}}, "spec.engine.args"),
         ({"engine": {"args": ["--enforce-eager=true"]}}, "spec.engine.args"),
         ({"engine": {"args": ["--seed=1", "--no-enable-prefix"]}}, "spec.engine.args"),
+        ({"engine": {"args": ["--speculative-config.method=ngram", "--enforce.eager"]}}, "spec.engine.args"),
         (
             {"disaggregation": {"prefill": {"engine": {"args": ["--enforce-eager"]}}, "decode": {}}},
             "spec.disaggregation.prefill.engine.args",

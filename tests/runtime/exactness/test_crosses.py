@@ -30,6 +30,8 @@ from transformers import AutoModelForCausalLM
 from kvasir_runtime.requests.sampling_params import BeamSearch
 from kvasir_runtime.structured.grammars import regex_grammar
 from kvasir_runtime.structured.thoughts import Thought, behind_a_thought
+from kvasir_runtime.talk.formats import FORMATS
+from kvasir_runtime.talk.grammar import CallableTool, calls_grammar
 
 SWITCHES = ("prefix_cache", "chunked", "few_blocks")
 AHEAD = ("one_step_ahead", "three_steps_ahead")
@@ -58,8 +60,20 @@ SAMPLING: dict[str, Any] = {
     "stop_token_ids": tuple(range(60)), "logprobs": 1,
 }  # fmt: skip
 SEEDS = (11, 12, 13)
-HELD_ASKED: dict[str, dict[str, Any]] = {"held-greedy": HELD | {"temperature": 0.0, "min_tokens": 0}, "held": HELD}
-HELD_NAMES = ["held-greedy", "held-greedy.1", "held", "held.1"]
+WEATHER = CallableTool("weather", {"type": "object", "properties": {"city": {"type": "string"}}}, is_strict=True)
+CALLS = calls_grammar(
+    FORMATS["hermes"],
+    [WEATHER],
+    is_required=True,
+    is_parallel=True,
+    special_ids={"<tool_call>": 301, "</tool_call>": 302},
+)
+HELD_ASKED: dict[str, dict[str, Any]] = {
+    "held-greedy": HELD | {"temperature": 0.0, "min_tokens": 0},
+    "held": HELD,
+    "calls": HELD | {"grammar": CALLS},
+}
+HELD_NAMES = [name for request in HELD_ASKED for name in (request, f"{request}.1")]
 CUT = 9
 SAMPLED: dict[tuple[str, ...], dict[str, tuple[int, ...]]] = {
     ("resumed",): {"sampled": (CUT,)},

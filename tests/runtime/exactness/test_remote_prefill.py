@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.exactness.all_kinds import HELD, HELD_SEEDS, WORDS
 from tests.runtime.exactness.conftest import Dtype, Engine, EngineFactory, Features, Generated, Reference, engine_over
 from tests.runtime.exactness.rank_threads import start_ranks
 from torch import Tensor
@@ -201,6 +202,29 @@ def test_stages_go_on_while_blocks_are_kept_that_nobody_has_fetched(
     engine.add("goes on", model.prompts[3])
     assert engine.finish("goes on").token_ids("goes on") == model.outputs[3]
     assert engine.num_blocks_used > 0, "the lease has ended, and so nothing was shown"
+
+
+@pytest.mark.parametrize("speculative", [None, DRAFTS], ids=["plain", "drafts"])
+def test_an_answer_follows_its_grammar_from_where_its_prompt_was_computed(
+    reference: Callable[[str], Reference], start_engine: EngineFactory, transfers: Transfers,
+    speculative: SpeculativeConfig | None,
+) -> None:  # fmt: skip
+    model = reference("LlamaForCausalLM")
+    prompt, names, asked = model.prompts[2], ["held", "held.1"], HELD | {"max_tokens": 60}
+    alone = start_engine(model.folder)
+    alone.add("held", prompt, seeds=HELD_SEEDS, **asked)
+    expected = alone.finish(*names)
+    prefill = start_engine(model.folder, CHUNKED, make_transfers=transfers)
+    decode = start_engine(model.folder, CHUNKED, make_transfers=transfers, speculative_config=speculative)
+    prefill.add("held", prompt, kv_transfer_params=KvTransferParams(do_remote_decode=True), **asked | {"max_tokens": 1})
+    to_decode = prefill.finish("held").outputs["held"][-1].kv_transfer_params
+    decode.add("held", prompt, seeds=HELD_SEEDS, kv_transfer_params=to_decode, **asked)
+    generated = decode.finish(*names)
+    for name in names:
+        assert generated.token_ids(name) == expected.token_ids(name)
+        assert WORDS.fullmatch(bytes(generated.token_ids(name)[:-1]).decode())
+    assert generated.stats.transfers is not None
+    assert generated.stats.transfers.num_blocks_received > 0
 
 
 class FailingConnector(NixlConnector):

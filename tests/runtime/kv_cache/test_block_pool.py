@@ -56,13 +56,13 @@ def test_a_written_block_takes_the_place_of_one_that_is_yet_to_be_written_and_of
     pool, [planned, written] = full_pool(2)
     own = content(0)
     pool.forget(written)
-    assert not pool.remember_written(written, own), "the other is written as well"
+    assert not pool.remember(written, own, is_written=True), "the other is written as well"
     planned.num_writers = 1
     assert not pool.remember(written, own)
-    assert not pool.remember_written(planned, own), "it is the one that is found"
-    assert pool.remember_written(written, own)
+    assert not pool.remember(planned, own, is_written=True), "it is the one that is found"
+    assert pool.remember(written, own, is_written=True)
     assert (pool.find(own), planned.content) == (written, None)
-    assert not pool.remember_written(planned, own)
+    assert not pool.remember(planned, own, is_written=True)
 
 
 def test_a_free_block_stays_findable_until_its_memory_is_needed():

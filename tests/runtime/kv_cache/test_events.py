@@ -188,6 +188,14 @@ def test_a_block_announced_twice_is_stored_by_the_step_that_writes_it_last():
     assert cache.log.take() == [stored(TOKENS, 0, 1)]
 
 
+def test_behind_a_window_alone_a_block_is_stored_without_the_one_before_it():
+    cache = Cache(5)
+    blocks = cache.kv.empty()
+    cache.kv.arrange(TOKENS[:13], blocks, 3)
+    cache.kv.offer_written(TOKENS[:13], blocks, 12)
+    assert cache.log.take() == [stored(TOKENS, 2, 3)]
+
+
 def test_steps_that_are_lost_delay_nothing_later():
     cache = Cache()
     blocks = cache.hold(TOKENS[:4], is_written=False)

@@ -130,10 +130,11 @@ class EventReader:
             self.tokens[block_hash] = self._ever[block_hash] = before + event.token_ids[: number * event.block_size]
 
     def _tokens_of(self, block_hash: bytes) -> list[int]:
-        """What is pulled of a window begins behind blocks that were never here."""
-        if self._has_gaps and block_hash not in self._ever:
-            return self._contents[block_hash]
-        return self._ever[block_hash]
+        """What is pulled of a window begins behind blocks that were never here, and goes on behind those that are here
+        no more."""
+        if not self._has_gaps:
+            return self.tokens[block_hash]
+        return self._ever[block_hash] if block_hash in self._ever else self._contents[block_hash]
 
 
 @dataclass

@@ -102,7 +102,7 @@ BAD_COMPLETIONS = [
     ({"no_stop_trim": True}, "no_stop_trim", "does not support it"),
     ({"return_hidden_states": True}, "return_hidden_states", "does not support it"),
     ({"typical_p": 0.9}, "typical_p", "does not support it"),
-    ({"regex": "a+", "user": "u"}, "regex", "does not support it"),
+    ({"stop_regex": "a+", "user": "u"}, "stop_regex", "does not support it"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
     ({"temprature": 1}, "temprature", "did you mean 'temperature'?"),
     ({"n_predict": 1}, "n_predict", "unknown field 'n_predict' in the request; leave it out"),

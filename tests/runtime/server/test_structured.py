@@ -10,6 +10,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 OTHER_ORDER = {"type": "object", "properties": {"b": {}, "a": {}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
 
+TAG = {"format": {"type": "tag", "begin": "<|im_start|>", "content": {"type": "any_text"}, "end": "<|im_end|>"}}
+STRUCTURES = [{"begin": "<f=a>", "schema": SCHEMA, "end": "</f>"}]
+TYPE = {"type": "structural_tag"}
+OLDER_TAG = TYPE | {"structures": STRUCTURES, "triggers": ["<f="]}
+
 
 def grammar_of(running: Any, **fields: Any) -> str | None:
     """What the core is given."""
@@ -36,10 +41,30 @@ def test_a_schema_is_asked_for_in_many_ways(running, fields) -> None:
     ({"guided_grammar": 'root ::= "a"'}, {"structured_outputs": {"grammar": 'root ::= "a"'}}),
     ({"guided_grammar": 'start: "a"'}, {"structured_outputs": {"grammar": 'start: "a"'}}),
     ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}),
+    ({"response_format": TAG | TYPE}, {"structured_outputs": {"structural_tag": json.dumps(TAG)}}),
+    ({"response_format": OLDER_TAG}, {"structured_outputs": {"structural_tag": OLDER_TAG}}),
+    ({"structural_tag": json.dumps(OLDER_TAG)}, {"structured_outputs": {"structural_tag": OLDER_TAG}}),
 ])  # fmt: skip
 def test_both_names_of_vllm_ask_for_the_same(running, older, newer) -> None:
     assert grammar_of(running, **older) is not None
     assert grammar_of(running, **older) == grammar_of(running, **newer)
+
+
+@pytest.mark.parametrize(("sglang", "vllm"), [
+    ({"regex": "a+b"}, {"guided_regex": "a+b"}),
+    ({"ebnf": 'root ::= "a"'}, {"guided_grammar": 'root ::= "a"'}),
+    ({"json_schema": json.dumps(SCHEMA)}, {"guided_json": SCHEMA}),
+])  # fmt: skip
+def test_sglangs_names_ask_for_the_same(running, sglang, vllm) -> None:
+    assert grammar_of(running, **sglang) is not None
+    assert grammar_of(running, **sglang) == grammar_of(running, **vllm)
+
+
+def test_a_special_token_is_a_mark_of_a_structural_tag(running) -> None:
+    begin, end = (running.tokenizer.token_to_id(mark) for mark in ("<|im_start|>", "<|im_end|>"))
+    grammar = grammar_of(running, structured_outputs={"structural_tag": TAG}) or ""
+    assert f"<[{begin}]>" in grammar
+    assert f"<[{end}]>" in grammar
 
 
 def test_the_order_of_properties_counts(running) -> None:
@@ -76,7 +101,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_choice": ["a", ""]}, "guided_choice", "none of them empty"),
     ({"guided_grammar": "root ::= foo"}, "guided_grammar", "foo"),
     ({"guided_grammar": "start: foo"}, "guided_grammar", "foo"),
-    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "does not support it"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "is no JSON"),
+    ({"structured_outputs": {"structural_tag": {"format": 3}}}, "structured_outputs.structural_tag", "format: "),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "format: Field required"),
+    ({"response_format": OLDER_TAG | {"triggers": ["x"]}}, "response_format", "no trigger begins '<f=a>'"),
+    ({"json_schema": SCHEMA, "regex": "a"}, "regex", "send one"),
+    ({"regex": "(a"}, "regex", "unclosed group"),
     ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern", "not support it"),
     ({"guided_json": SCHEMA, "use_beam_search": True}, "use_beam_search", "with a grammar"),
 ]

@@ -247,6 +247,17 @@ def test_a_thought_is_no_part_of_the_answer(model: Running, tools, text, options
     assert message["content"] == content
 
 
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"extra_body": {"include_reasoning": False}}])
+@pytest.mark.parametrize(("text", "share"), [("<think>abcdefgh</think>ijkl", 2 / 3), ("Hello.", 0), ("<think>abc", 1)])
+def test_usage_says_how_much_was_thought(model: Running, text: str, share: float, options: dict[str, Any]) -> None:
+    asked = wishes(text, tools=[], **options)
+    whole = model.client.chat.completions.create(**asked).usage
+    streamed = model.client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **asked)
+    assert [chunk.usage for chunk in streamed][-1] == whole
+    num_each = whole.completion_tokens // options.get("n", 1)
+    assert whole.completion_tokens_details.reasoning_tokens == options.get("n", 1) * round(num_each * share)
+
+
 def test_effort_none_switches_thinking_off(model: Running) -> None:
     model.client.chat.completions.create(**wishes("Hello.", reasoning_effort="none"))
     [request] = model.core.received
