@@ -225,7 +225,7 @@ class Scheduler:
         if self.remote.offers:
             self._note_written(plan, step.rows, is_current)
         self._take_prompts(step, result, is_current, outcome)
-        if result.strayed_rows:
+        if result.columns and result.strayed_rows:
             self._give_up_strayed(step.rows[is_current & np.isin(step.rows, result.strayed_rows)], outcome)
             is_current = self._rows.generation[step.rows] == step.generations
         self._take_tokens(step, result, is_current, outcome)
@@ -283,12 +283,12 @@ class Scheduler:
         plan = step.plan
         for index, sequence in enumerate(step.chunks, start=plan.num_decodes):
             row, start = int(plan.rows[index]), int(plan.starts[index])
-            sequence.request.gather_scores(start, result.prompt_logprobs.get(row))
+            sequence.request.gather_scores(start, result.prompt_logprobs.get(row) if result.columns else None)
             if is_current[index]:
                 written = start + int(plan.num_new_tokens[index])
                 self._rows.wrote_chunk(row, written)
                 self._kv.free_behind(sequence.blocks, written)
-                if row in result.pooled:
+                if result.columns and row in result.pooled:
                     outcome.outputs.append(self._pooled(sequence, result.pooled[row]))
                     self._sequences.end(sequence)
 
@@ -344,7 +344,7 @@ class Scheduler:
         request, row = sequence.request, sequence.row
         num_kept = int(kept.num_kept[line])
         tokens: list[int] = kept.drawn.token_ids[line, :num_kept].tolist()
-        logprobs = result.logprobs.get(row)
+        logprobs = result.logprobs.get(row) if result.columns else None
         is_first, sequence.has_sent_output = not sequence.has_sent_output, True
         reason: FinishReason | None = "stop" if kept.is_stop[line] else "length" if kept.is_full[line] else None
         self._rows.refresh(sequence)

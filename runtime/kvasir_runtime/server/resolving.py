@@ -191,7 +191,8 @@ def _sampling_params(
         stop_token_ids=_stop_token_ids(request, defaults, limits.vocab_size),
     )
     kept_back = params.stop_token_ids if params.min_tokens else ()
-    check_something_is_left(params.allowed_token_ids, bad_words, kept_back, limits.vocab_size)
+    if params.allowed_token_ids is not None or bad_words:
+        check_something_is_left(params.allowed_token_ids, bad_words, kept_back, limits.vocab_size)
     return params if request.use_beam_search else _with_draws(params, request, defaults, limits.vocab_size)
 
 

@@ -196,7 +196,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
             limits=limits,
             kv_transfer=serving.kv_transfer,
             grammar=grammar,
-            bad_words=spelt(serving.tokenizer, wishes.bad_words or (), limits.vocab_size),
+            bad_words=spelt(serving.tokenizer, wishes.bad_words, limits.vocab_size) if wishes.bad_words else (),
             shown_special_ids=frozenset() if reading is None else reading.shown_special_ids,
         ),
         serving.model_digest,

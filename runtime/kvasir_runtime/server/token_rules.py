@@ -53,9 +53,7 @@ def _check_length(number: int, num_tokens: int) -> None:
 def check_something_is_left(
     allowed: Sequence[int] | None, words: Sequence[Sequence[int]], kept_back: Sequence[int], vocab_size: int
 ) -> None:
-    """`kept_back` are not drawn at first (min_tokens). Raises InvalidRequestError."""
-    if allowed is None and not words:
-        return
+    """Where there are rules. `kept_back` are not drawn at first (min_tokens). Raises InvalidRequestError."""
     left = set(range(vocab_size) if allowed is None else allowed)
     if left <= set(kept_back).union(word[-1] for word in words):
         field = WORDS_FIELD if allowed is None else ALLOWED_FIELD

@@ -5,6 +5,7 @@ verify. Drafts count as asked for by the plan, found or not: a proposer that fin
 low cost. Where nobody drafts the proposer is not even shown the steps.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,26 +17,24 @@ IntArray = NDArray[np.integer]
 FloatArray = NDArray[np.float64]
 Depths = NDArray[np.int64]
 
-NUM_BINS = 32
-"""Drafts are taken or left by their chance to hold, in steps of 1 / NUM_BINS."""
-LEAST_GAIN, LEAST_HOPE = 1.02, 0.9
-"""Drafts must promise so many times what none bring; and so many for a trial to go on once they are timed."""
-FIRST_TRIES, FIRST_ACCEPTANCE = 2.0, 0.7
+LEAST_GAIN = 1.02
+"""Drafts must promise so many times the tokens that none bring."""
+FIRST_TRIES, FIRST_ACCEPTANCE = 2, 0.7
 """Believed of every draft before anything is known: high enough to try."""
+LEAST_WEIGHT_OF_ALL = 0.01
+"""Of the latest step in what is believed of new requests."""
 PRIOR_TRIES = 4.0
-"""What is known of all requests counts as so many tries of each."""
-KEPT, KEPT_OF_ALL = 0.9, 0.99
-"""Of a request's tries at each further try, and of all requests' tries."""
-KEPT_IDLE = 0.995
-"""Of the tries of a request that gets no drafts beside others that do: it is tried again."""
-TIMINGS = 3
-"""Of plain steps, after which their time is believed."""
+"""That belief counts as so many tries of each request."""
+KEPT, KEPT_IDLE = 0.9, 0.995
+"""Of a draft's tries, in a step that tries it again, and in one that does not."""
 LEAST_WEIGHT = 0.1
 """Of the latest step in the average time of those like it."""
+TIMINGS = 3
+"""Of plain steps, after which their time is believed."""
 PLAIN_INTERVAL = 128
 """Steps with drafts after which those without are timed again."""
 TRIAL_STEPS = TIMINGS + 2
-"""The first makes drafts and has none to verify."""
+"""In which drafts are asked for although they promise nothing. The first makes some and has none to verify."""
 FEWEST_STEPS_BETWEEN_TRIALS, MOST_STEPS_BETWEEN_TRIALS = 128, 1 << 14
 """Without drafts; doubled until they pay."""
 STEPS_WITH_PROMPTS = 16
@@ -47,122 +46,87 @@ class Acceptance:
 
     def __init__(self, num_rows: int, max_depth: int) -> None:
         self._tries, self._held = np.zeros((2, num_rows, max_depth))
-        self._all_tries = np.full(max_depth, FIRST_TRIES)
-        self._all_held = FIRST_ACCEPTANCE * self._all_tries
-        self._places = np.arange(max_depth)
+        self._of_all = np.full(max_depth, FIRST_ACCEPTANCE)
+        self._num_steps = FIRST_TRIES
 
     def chances(self, rows: IntArray) -> FloatArray:
         """That a draft and all before it hold [num_rows, max_depth]."""
-        prior = PRIOR_TRIES * self._all_held / self._all_tries
-        each: FloatArray = (self._held[rows] + prior) / (self._tries[rows] + PRIOR_TRIES)
+        each: FloatArray = (self._held[rows] + PRIOR_TRIES * self._of_all) / (self._tries[rows] + PRIOR_TRIES)
         return each.cumprod(-1)
 
     def observe(self, rows: IntArray, num_asked: IntArray, num_accepted: IntArray) -> None:
-        """Of each row, how many drafts were to be verified and how many of them held."""
-        held = self._places < num_accepted[:, None]
-        tried = (self._places < num_asked[:, None]) & (self._places <= num_accepted[:, None])
-        kept = np.where(tried, KEPT, np.where(num_asked[:, None] == 0, KEPT_IDLE, 1.0))
+        places = np.arange(len(self._of_all))
+        held = places < num_accepted[:, None]
+        tried = (places < num_asked[:, None]) & (places <= num_accepted[:, None])
+        kept = np.where(tried, KEPT, KEPT_IDLE)
         self._tries[rows] = self._tries[rows] * kept + tried
         self._held[rows] = self._held[rows] * kept + held
         num_tried = tried.sum(0)
-        kept_of_all = np.where(num_tried, KEPT_OF_ALL, 1.0)
-        self._all_tries = self._all_tries * kept_of_all + (num_tried > 0)
-        self._all_held = self._all_held * kept_of_all + held.sum(0) / np.maximum(num_tried, 1)
+        change = held.sum(0) / np.maximum(num_tried, 1) - self._of_all
+        self._num_steps += 1
+        self._of_all += max(1 / self._num_steps, LEAST_WEIGHT_OF_ALL) * change * (num_tried > 0)
 
     def forget(self, row: int) -> None:
         self._tries[row] = self._held[row] = 0.0
 
 
-class CostTable:
-    """What steps take by the drafts that they verify a request, rounded; those of a step that drafts at all to 1 at
-    least. A step without drafts does no drafting work at all, so that the difference is the whole cost."""
-
-    def __init__(self, max_depth: int) -> None:
-        self._seconds = np.zeros(1 + max_depth)  # 0: never timed
-        self._num_timed = np.zeros(1 + max_depth, np.int64)
-        self.has_timed_drafts = False
-        self.is_drafting_old = False
-        """What is known of drafts is believed until the next of their steps, and forgotten then."""
-
-    @property
-    def plain_seconds(self) -> float:
-        return float(self._seconds[0])
-
-    @property
-    def is_plain_known(self) -> bool:
-        return bool(self._num_timed[0] >= TIMINGS)
-
-    def add(self, depth: float, seconds: float) -> None:
-        """A step that verified `depth` drafts a request on average took so long; a slow one counts as twice the average
-        at most."""
-        place = max(1, round(depth)) if depth else 0
-        if place and self.is_drafting_old:
-            self._seconds[1:], self._num_timed[1:], self.is_drafting_old = 0.0, 0, False
-        self.has_timed_drafts |= place > 0
-        self._num_timed[place] += 1
-        believed, weight = self._seconds[place] or seconds, max(1 / self._num_timed[place], LEAST_WEIGHT)
-        self._seconds[place] = believed + weight * (min(seconds, 2 * believed) - believed)
-
-    def time_plain_anew(self) -> None:
-        """All that was known counts as one step of those that are believed again."""
-        self._num_timed[0] = 1
-
-    def seconds(self, depths: FloatArray) -> FloatArray:
-        """Of steps that verify so many drafts a request on average. Between depths that were timed along a line, beyond
-        them as if drafting at all cost as much as a draft; no shallower step takes longer than a deeper one."""
-        known, at = 1 + np.flatnonzero(self._seconds[1:]), np.maximum(depths, 1.0)
-        extra = np.minimum.accumulate(self._seconds[known][::-1])[::-1] - self.plain_seconds
-        scale = (1 + at) / (1 + at.clip(known[0], known[-1]))
-        return self.plain_seconds + np.where(depths > 0, np.interp(at, known, np.maximum(extra, 0.0)) * scale, 0.0)
-
-
-@dataclass(slots=True)
 class _Batch:
-    """Batches of about one size, and what is done about drafts there."""
+    """Batches of about one size: what their steps take, and whether drafts are tried there."""
 
-    costs: CostTable
-    num_drafting: int = 0
-    """Steps since those without drafts were timed."""
-    num_plain: int = FEWEST_STEPS_BETWEEN_TRIALS
-    """Steps since one with them."""
-    steps_between_trials: int = FEWEST_STEPS_BETWEEN_TRIALS
-    trial_steps: int = 0
-    """Left, in which drafts are asked for although they promise nothing."""
-    is_resting: bool = True
-    """They were weighed and did not pay, and nothing has changed."""
+    def __init__(self) -> None:
+        self._plain_seconds, self._num_plain_timed = 0.0, 0
+        self._draft_seconds, self._num_drafts_timed = 0.0, 0
+        """Of a draft a request; to draft at all costs as much again."""
+        self._num_plain = self._num_drafting = 0
+        """Steps since drafts were made; and since plain steps were timed."""
+        self._wait = FEWEST_STEPS_BETWEEN_TRIALS
+        self._trial_steps = TRIAL_STEPS  # left
 
     @property
     def may_draft(self) -> bool:
-        return self.costs.is_plain_known and (self.trial_steps > 0 or not self.is_resting)
+        return self._num_plain_timed >= TIMINGS and (self._num_drafts_timed > 0 or self._trial_steps > 0)
 
     def depths(self, chances: FloatArray) -> Depths:
         """Where it may draft."""
-        if not self.costs.has_timed_drafts:
-            return np.full(len(chances), chances.shape[1])
-        depths, gain = best_depths(chances, self.costs)
-        if gain >= LEAST_GAIN:
-            self.is_resting, self.steps_between_trials = False, FEWEST_STEPS_BETWEEN_TRIALS
+        depths, gain = best_depths(chances, self.seconds)
+        if gain >= LEAST_GAIN and self._num_drafts_timed:
+            self._wait = FEWEST_STEPS_BETWEEN_TRIALS
             return depths
-        if self.trial_steps and (gain >= LEAST_HOPE or self.costs.is_drafting_old):
-            return np.maximum(depths, 1)
-        self.is_resting, self.trial_steps = True, 0
-        return np.zeros(len(chances), np.int64)
+        return np.maximum(depths, 1) if self._trial_steps else np.zeros(len(chances), np.int64)
+
+    def seconds(self, depths: FloatArray) -> FloatArray:
+        """Of steps that verify so many drafts a request on average."""
+        return self._plain_seconds + max(self._draft_seconds, 0.0) * np.where(depths > 0, 1 + depths, 0.0)
 
     def observe(self, step: TimedStep, *, is_comparable: bool) -> None:
-        is_plain = not (step.num_asked or step.num_proposals)
-        if is_comparable and (is_plain or (step.num_asked and step.num_proposals)):  # else it begins or ends drafting
-            self.costs.add(step.num_asked / step.num_decodes, step.seconds)
-        if is_plain:
-            self.num_plain += 1
-            if self.num_plain >= self.steps_between_trials and is_comparable and self.costs.is_plain_known:
-                self.trial_steps, self.num_plain, self.costs.is_drafting_old = TRIAL_STEPS, 0, True
-                self.steps_between_trials = min(2 * self.steps_between_trials, MOST_STEPS_BETWEEN_TRIALS)
-            return
-        self.num_plain, self.trial_steps = 0, max(0, self.trial_steps - 1)
-        self.num_drafting += 1
-        if self.num_drafting >= PLAIN_INTERVAL:
-            self.num_drafting = 0
-            self.costs.time_plain_anew()
+        if step.num_asked or step.num_proposals:
+            if is_comparable and step.num_asked and step.num_proposals:  # else drafting begins or ends
+                self._time_drafts(step.num_asked / step.num_decodes, step.seconds)
+            self._num_plain, self._trial_steps = 0, max(0, self._trial_steps - 1)
+            self._num_drafting += 1
+            if self._num_drafting >= PLAIN_INTERVAL:
+                self._num_drafting, self._num_plain_timed = 0, 1
+        else:
+            self._num_plain += 1
+            if is_comparable:
+                self._time_plain(step.seconds)
+            if is_comparable and self._num_plain >= self._wait:
+                self._num_plain, self._trial_steps = 0, TRIAL_STEPS
+                self._num_drafts_timed = min(1, self._num_drafts_timed)  # what is known counts as one of those to come
+                self._wait = min(2 * self._wait, MOST_STEPS_BETWEEN_TRIALS)
+
+    def _time_plain(self, seconds: float) -> None:
+        """A slow step counts as twice what is believed at most, here as below."""
+        believed, self._num_plain_timed = self._plain_seconds or seconds, self._num_plain_timed + 1
+        change = min(seconds, 2 * believed) - believed
+        self._plain_seconds = believed + max(1 / self._num_plain_timed, LEAST_WEIGHT) * change
+
+    def _time_drafts(self, depth: float, seconds: float) -> None:
+        if self._num_drafts_timed:
+            seconds = min(seconds, 2 * float(self.seconds(np.array(depth))))
+        self._num_drafts_timed += 1
+        change = (seconds - self._plain_seconds) / (1 + depth) - self._draft_seconds
+        self._draft_seconds += max(1 / self._num_drafts_timed, LEAST_WEIGHT) * change
 
 
 class DepthPolicy:
@@ -196,31 +160,25 @@ class DepthPolicy:
     def forget(self, row: int) -> None:
         """Another sequence takes the row."""
         self._acceptance.forget(row)
-        for batch in self._batches.values():
-            batch.is_resting = not batch.costs.has_timed_drafts
 
     def _batch(self, num_requests: int) -> _Batch:
         kind = ((num_requests - 1).bit_length(), self._num_with_prompts >= STEPS_WITH_PROMPTS)
-        if kind not in self._batches:
-            self._batches[kind] = _Batch(CostTable(self.max_depth))
-        return self._batches[kind]
+        return self._batches.setdefault(kind, _Batch())
 
 
-def best_depths(chances: FloatArray, costs: CostTable) -> tuple[Depths, float]:
-    """Depth [num_requests] of each request, given `chances` [num_requests, max_depth] that it and all before it hold;
-    and how many times as many tokens a second as without drafts that promises.
+def best_depths(chances: FloatArray, seconds: Callable[[FloatArray], FloatArray]) -> tuple[Depths, float]:
+    """Depth [num_requests] of each request, given `chances` [num_requests, max_depth] that it and all before it hold,
+    and what steps take by their drafts a request; and how many times the tokens a second of none that promises.
 
     Drafts are taken from the likeliest down, to where expected tokens a second are highest.
     """
-    num_requests = len(chances)
-    bins = (chances * NUM_BINS).astype(np.intp)
-    flat = bins.ravel()
-    num_taken = np.bincount(flat, minlength=NUM_BINS + 1)[::-1].cumsum()
-    num_held = np.bincount(flat, chances.ravel(), minlength=NUM_BINS + 1)[::-1].cumsum()
-    rates = (num_requests + num_held) / costs.seconds(num_taken / num_requests)
+    likeliest = np.sort(chances, axis=None)[::-1]
+    num_taken = np.arange(1 + chances.size)
+    num_tokens = len(chances) + np.concatenate(([0.0], likeliest.cumsum()))
+    rates = num_tokens / seconds(num_taken / len(chances))
     best = int(rates.argmax())
-    depths: Depths = np.count_nonzero(bins >= NUM_BINS - best, axis=1)
-    return depths, float(rates[best]) * costs.plain_seconds / num_requests
+    depths = np.count_nonzero(chances >= likeliest[best - 1], axis=1) if best else np.zeros(len(chances), np.int64)
+    return depths, float(rates[best] / rates[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,11 @@ import pytest
 from kvasir_runtime.scheduling.step import TimedStep
 from kvasir_runtime.speculative.depth import (
     FEWEST_STEPS_BETWEEN_TRIALS,
-    LEAST_GAIN,
     PLAIN_INTERVAL,
     STEPS_WITH_PROMPTS,
     TIMINGS,
     TRIAL_STEPS,
     Acceptance,
-    CostTable,
     DepthPolicy,
     IntArray,
     best_depths,
@@ -68,15 +66,6 @@ class Engine:
 def timed(num_decodes: int, seconds: float, **changes: int) -> TimedStep:
     step = {"num_prompt_tokens": 0, "num_asked": 0, "num_accepted": 0, "num_proposals": 0}
     return TimedStep(num_decodes=num_decodes, seconds=seconds, clock_seconds=seconds, **(step | changes))
-
-
-def table(seconds: dict[float, float]) -> CostTable:
-    """By the drafts of a step what it takes."""
-    costs = CostTable(4)
-    for depth, taken in seconds.items():
-        for _ in range(TIMINGS):
-            costs.add(depth, taken)
-    return costs
 
 
 def test_drafts_that_always_hold_are_asked_for_in_full() -> None:
@@ -214,7 +203,7 @@ def test_where_drafting_at_all_is_what_costs_likely_drafts_are_not_all_that_are_
     engine.fixed_seconds = 0.006
     depths = engine.run(2000)[-500:].mean(0)
     assert (depths[:2] > 3.5).all()
-    assert (depths[2:] > 1.5).all()
+    assert (depths[2:] > 1).all()
 
 
 def test_the_same_observations_give_the_same_depths() -> None:
@@ -225,34 +214,18 @@ def test_the_same_observations_give_the_same_depths() -> None:
 @pytest.mark.parametrize(("draft_seconds", "expected"), [(0.004, 1), (0.0001, 4)])
 def test_depth_is_where_tokens_a_second_are_highest(draft_seconds: float, expected: int) -> None:
     chances = np.array([[0.5, 0.25, 0.125, 0.0625]])
-    seconds = [0.010 + draft_seconds * depth for depth in range(5)]
-    rates = [(1 + chances[0, :depth].sum()) / seconds[depth] for depth in range(5)]
-    assert best_depths(chances, table(dict(enumerate(seconds))))[0].tolist() == [expected] == [int(np.argmax(rates))]
+    rates = [(1 + chances[0, :depth].sum()) / (0.010 + draft_seconds * depth) for depth in range(5)]
+    depths, gain = best_depths(chances, lambda depths: 0.010 + draft_seconds * depths)
+    assert depths.tolist() == [expected] == [int(np.argmax(rates))]
+    assert gain == pytest.approx(max(rates) / rates[0])
 
 
-def test_what_drafts_promise_is_a_multiple_of_what_none_bring() -> None:
-    assert best_depths(np.array([[0.5]]), table({0: 0.010, 1: 0.012}))[1] == pytest.approx(1.5 / 1.2)
-
-
-def test_no_draft_is_taken_for_a_gain_within_the_noise() -> None:
-    assert 1 < best_depths(np.array([[0.5]]), table({0: 0.010, 1: 0.0149}))[1] < LEAST_GAIN
-
-
-def test_steps_between_depths_that_were_timed_lie_on_a_line_and_beyond_them_drafting_costs_as_much_as_a_draft() -> None:
-    costs = table({0: 0.010, 2: 0.013, 3: 0.015})
-    assert costs.seconds(np.array([0, 1, 2, 2.5, 3, 4])).tolist() == pytest.approx(
-        [0.010, 0.012, 0.013, 0.014, 0.015, 0.01625]
-    )
-
-
-def test_no_step_is_believed_slower_than_a_deeper_one() -> None:
-    assert table({0: 0.010, 1: 0.020, 4: 0.012}).seconds(np.array([1, 4])).tolist() == [0.012, 0.012]
-
-
-def test_one_slow_step_of_many_changes_little() -> None:
-    costs = table({0: 0.004, 1: 0.005})
-    costs.add(0, 4.0)
-    assert 0.004 < costs.seconds(np.array([0.0]))[0] < 0.0055
+def test_one_slow_step_of_many_changes_nothing() -> None:
+    engine, other = (Engine([0.9], seconds_a_draft=0.001) for _ in range(2))
+    for one in (engine, other):
+        one.run(50)
+    engine.policy.observe_step(timed(1, 9.0, num_asked=4, num_proposals=4))
+    assert (engine.run(50) == other.run(50)).all()
 
 
 def test_drafts_are_tried_again_ever_more_rarely_where_they_do_not_pay() -> None:
@@ -275,7 +248,7 @@ def test_a_trial_ends_although_no_step_has_room_for_drafts() -> None:
     for _ in range(TIMINGS):
         policy.observe_step(timed(2, 0.01))
     num_drafted = 0
-    for _ in range(200):
+    for _ in range(FEWEST_STEPS_BETWEEN_TRIALS):
         depth = int(policy.depths(rows).max())
         num_drafted += depth > 0
         policy.observe_step(timed(2, 0.02, num_proposals=depth))
