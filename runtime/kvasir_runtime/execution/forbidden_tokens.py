@@ -6,6 +6,7 @@ and a sequence that comes back after preemption, or from another engine, is wher
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ def taken_rows(plan: StepPlan) -> dict[int, SamplingParams]:
 
 class AllowedTokens(StepFeature):
     name = "allowed_tokens"
+    asked_by = attrgetter("sampling.allowed_token_ids")
 
     def __init__(self, rows: Rows) -> None:
         self._vocab_size = rows.sampling.vocab_size
@@ -80,6 +82,7 @@ class BadWords(StepFeature):
     """A word's last token is forbidden where the output ends in all that comes before it, drafts included."""
 
     name = "bad_words"
+    asked_by = attrgetter("sampling.bad_words")
 
     def __init__(self, rows: Rows, transfers: Transfers) -> None:
         self._rows = rows

@@ -8,6 +8,7 @@ its tokens have brought it. Masks are filled while the device computes the step'
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -82,6 +83,7 @@ class Followed:
 
 class GrammarMask(StepFeature):
     name = GRAMMAR
+    asked_by = attrgetter("grammar")
 
     def __init__(self, rows: Rows, transfers: Transfers, vocabulary: Callable[[], Vocabulary]) -> None:
         """`vocabulary` is asked for when the first grammar comes."""

@@ -21,6 +21,7 @@ from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.step_inputs import SampledPositions
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.sample import VerifiedTokens
+from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.scheduling.step import (
     CANDIDATES,
     LOGPROBS,
@@ -78,6 +79,8 @@ class StepFeature:
     """Which rows' sequences want it, as `on_rows` or the rows' own bookkeeping has it."""
     extras: Mapping[str, TokenExtra] = MappingProxyType({})
     """What it fills in for layers to read."""
+    asked_by: Callable[[RequestSpec], object] | None = None
+    """What asks for it, if true; None: `on_rows` is called whatever the plan's sequences ask for."""
 
     def on_rows(self, plan: StepPlan) -> None:
         """The rows have taken over a plan with sequences added or forked, or tokens written."""
@@ -113,7 +116,8 @@ class StepFeatures:
         """To be called when the rows have taken over the plan."""
         if plan.added or plan.forks or len(plan.token_writes):
             for feature in self._features:
-                feature.on_rows(plan)
+                if feature.asked_by is None or feature.wants.any() or any(map(feature.asked_by, _specs(plan))):
+                    feature.on_rows(plan)
 
     def wanted(self, plan: StepPlan) -> tuple[StepFeature, ...]:
         """Worked out when the rows of a step, or what they want, are others than the last one's."""
@@ -122,6 +126,10 @@ class StepFeatures:
             self._key = key
             self._wanted = tuple(feature for feature in self._features if feature.wants[plan.rows].any())
         return self._wanted
+
+
+def _specs(plan: StepPlan) -> list[RequestSpec]:
+    return [new.spec for new in plan.added]
 
 
 def extra_buffers(features: Sequence[StepFeature], max_num_tokens: int, device: torch.device) -> dict[str, Tensor]:
