@@ -51,7 +51,8 @@ class Reading:
         rule = self.rule
         schemas = {tool.function.name: tool.function.parameters for tool in (rule.tools if rule is not None else ())}
         calls = None if rule is None else self.formats.calls
-        return AnswerParser(calls, self.formats.reasoning, tools=schemas, is_thinking=self.is_thinking)
+        is_held = rule is not None and rule.is_held
+        return AnswerParser(calls, self.formats.reasoning, tools=schemas, is_thinking=self.is_thinking, is_held=is_held)
 
     def wanted(self, answer: WantedGrammar | None) -> WantedGrammar | None:
         """The grammar of all that the model writes, where its answer is to follow one. Raises InvalidRequestError."""
