@@ -1,8 +1,8 @@
 """Launches Triton kernels again without Triton's look at every argument.
 
-Triton binds and classifies the arguments of each launch in Python, to find what it has compiled for such ones: 25 us on
-the host of an H100, of which a step without a CUDA graph makes 200. Here the kinds of arguments are told by as much as
-a compilation depends on, and what was compiled for them is launched as Triton would.
+Triton binds and classifies the arguments of each launch in Python, to find what it has compiled for such ones, and a
+step without a CUDA graph makes some 200 launches. Here the kinds of arguments are told by as much as a compilation
+depends on, and what was compiled for them is launched as Triton would.
 """
 
 from collections.abc import Callable, Hashable
