@@ -47,8 +47,6 @@ class RoutingFields(msgspec.Struct, gc=False):
     best_of: Any = None
     echo: Any = False
     prompt_logprobs: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
     kv_transfer_params: msgspec.Raw = ABSENT
 
     is_large: ClassVar[bool] = False
