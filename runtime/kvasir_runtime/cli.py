@@ -14,7 +14,8 @@ from pathlib import Path
 
 from kvasir_logging import log_to_stderr
 from kvasir_runtime import __version__
-from kvasir_runtime.config import RuntimeConfig, check_values
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.engine.core_process import running_engine_cores
 from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeError
 from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from
