@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvasir_runtime import __version__
-from kvasir_runtime.config import RuntimeConfig, check_values
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.engine.core_process import running_engine_cores
 from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeError
 from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from

@@ -15,7 +15,7 @@ from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_router.config import HostPort, KvEventPorts, PolicyName
 from kvasir_runtime.cli import main
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.engine.router_feed import at_rank
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -7,7 +7,7 @@ from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.dialects.messages import Messages
 from kvasir_router.dialects.responses import Responses
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.request import Envelope, InferenceRequest, engine_body, model_of, parse, read_fields
@@ -202,7 +202,6 @@ async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dic
         (Completions(), {"prompt": "hi", "echo": True}, False),
         (Embeddings(), {"input": "hi"}, False),
         (Tokenize(), {"prompt": "hi"}, False),
-        (Passthrough("/v1/rerank"), {"input": "hi"}, False),
         (Messages(), {"messages": turns("hi")}, True),
         (Responses(), {"input": "hi"}, True),
         (Responses(), {"input": "hi", "previous_response_id": f"resp-{'0' * 40}"}, False),

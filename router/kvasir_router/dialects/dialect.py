@@ -161,3 +161,21 @@ class BoundedDecoder(Generic[Fields]):
     def _value(self, name: str, raw: msgspec.Raw) -> object:
         is_left = name in self._are_raw or bytes(memoryview(raw)[:1]) in (b"[", b"{")
         return raw if is_left else msgspec.json.decode(raw)
+
+
+class Reader(Generic[Fields]):
+    """What dialects do alike; by itself of an API that an engine answers without its device: nothing is prefilled."""
+
+    decoder: BoundedDecoder[Any] = BoundedDecoder(RoutingFields)
+    end_of_stream: bytes | None = None
+    num_output_tokens = 0
+    has_kv_transfer = False
+
+    def read(self, body: bytes) -> RoutingFields:
+        return cast(RoutingFields, self.decoder.decode(body))
+
+    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+        return self.prompt_of(cast(Fields, fields), model)
+
+    def prompt_of(self, fields: Fields, model: str | None) -> Prompt | None:
+        return None
