@@ -259,9 +259,8 @@ class ParallelConfig:
     node_rank: int = option("which of them this is; 0 serves clients, the others their ranks and probes", default=0)
     master_addr: str = option("address of node 0, where ranks of several nodes meet", default="127.0.0.1")
     master_port: int = option("port of node 0 for the same", default=29500)
-    collective_backend: Literal["auto", "gloo", "nccl", "one_shot", "shared_memory"] = option(
-        "what carries collectives; auto: nccl on CUDA, shared_memory between CPU ranks of one node, else gloo; "
-        "one_shot: nccl, and short sums in one kernel where a measurement at the start finds that faster",
+    collective_backend: Literal["auto", "gloo", "nccl", "shared_memory"] = option(
+        "what carries collectives; auto: nccl on CUDA, shared_memory between CPU ranks of one node, else gloo",
         default="auto",
     )
 

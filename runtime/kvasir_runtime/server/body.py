@@ -254,7 +254,7 @@ def _invalid_field(model: type[Body], details: list[ErrorDetails]) -> InvalidReq
         return InvalidRequestError(f"{field}: {first['msg']}", field)
     same_field = (_expected(detail) for detail in details if _field_name(detail["loc"]) == field)
     expected = "; or ".join(dict.fromkeys(same_field))
-    return InvalidRequestError(f"{field}: {_shown(first['input'])} was given, but {expected}", field)
+    return InvalidRequestError(f"{field}: {shown(first['input'])} was given, but {expected}", field)
 
 
 def _unknown_fields(model: type[Body], details: list[ErrorDetails]) -> InvalidRequestError:
@@ -282,6 +282,7 @@ def _expected(detail: ErrorDetails) -> str:
     return re.sub("^[A-Z][a-z]+ should", "it should", detail["msg"]).replace(" after validation", "")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """What was given, as the client wrote it, or its beginning."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN_INPUT else f"{text[:MAX_SHOWN_INPUT]}..."
