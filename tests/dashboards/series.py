@@ -142,13 +142,12 @@ def gateway_services() -> Iterable[Service]:
 
 def operator_metrics() -> OperatorMetrics:
     """After one of each thing that an operator counts by label."""
-    metrics = OperatorMetrics()
+    metadata, ready = {"namespace": "models", "name": "llama"}, [{"type": "Ready", "status": "True"}]
+    metrics = OperatorMetrics(lambda: [{"metadata": metadata, "spec": {}, "status": {"conditions": ready}}])
     metrics.count_pass(0.1, ValueError())
     metrics.count_request("create", "Deployment", None)
     metrics.count_request("create", "Deployment", ValueError())
     metrics.watch_queue(lambda: 1, lambda: 0.5)
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    metrics.services.watch("ADDED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}, "status": ready})
     verdict = {"serve": Verdict(2, ScalingReason.KV_CACHE_DEMAND, "", 1.5)}
     metrics.show_scaling(ServiceKey("models", "llama"), verdict, verdict)
     return metrics

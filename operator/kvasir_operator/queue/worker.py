@@ -31,25 +31,22 @@ async def work(
         started = time.monotonic()
         failure: Exception | None = None
         try:
-            if await _pass(queue, reconciler, key, pass_timeout_seconds):
-                metrics.services.forget(key)
+            await _pass(queue, reconciler, key, pass_timeout_seconds)
         except Exception as error:
             failure = error
             _log_failure(key, error, queue.failed(key))
         metrics.count_pass(time.monotonic() - started, failure)
 
 
-async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> bool:
-    """Whether the service is gone."""
+async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> None:
     async with asyncio.timeout(timeout_seconds):
         outcome = await reconciler.reconcile(key)
     if outcome.is_gone:
         queue.forget(key)
-        return True
+        return
     queue.done(key)
     if outcome.retry_seconds is not None:
         (queue.settle if outcome.may_settle else queue.add)(key, outcome.retry_seconds)
-    return False
 
 
 def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> None:
@@ -90,6 +87,5 @@ class Resync:
 
     async def _queue_all(self, spread_seconds: float) -> None:
         for namespace in self._namespaces:
-            async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
-                for item in page.get("items") or []:
-                    self._queue.add(service_key(item), random.uniform(0.0, spread_seconds))
+            for service in await self._client.list(INFERENCE_SERVICE, namespace):
+                self._queue.add(service_key(service), random.uniform(0.0, spread_seconds))

@@ -50,7 +50,6 @@ class ScriptedReconciler(Reconciler):
         return step
 
 
-SHOWN = service(status={"phase": "Ready"}) | {"spec": {}}
 HANGS = None
 """A pass whose API server never answers."""
 
@@ -62,7 +61,6 @@ def worked(
 
     async def body() -> OperatorMetrics:
         metrics = OperatorMetrics()
-        metrics.services.watch(None, SHOWN)
         queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(BackOff(0.001, 1.0), spacing_seconds))
         queue.add(KEY)
         reconciler = ScriptedReconciler(queue, list(script))
@@ -90,12 +88,6 @@ def test_before_the_first_failure_there_is_a_count_of_none() -> None:
 
 def test_a_pass_may_ask_for_another() -> None:
     assert sample(worked(Outcome(retry_seconds=0.001), Outcome()), "reconcile_total", result="success") == 2.0
-
-
-def test_a_service_that_a_pass_finds_gone_has_no_series_left() -> None:
-    labels = {"service_namespace": KEY.namespace, "inference_service": KEY.name, "phase": "Ready"}
-    assert sample(worked(Outcome()), "service_phase", **labels) == 1.0
-    assert sample(worked(Outcome(is_gone=True), Outcome()), "service_phase", **labels) is None
 
 
 def test_a_bug_is_logged_with_its_place_and_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
