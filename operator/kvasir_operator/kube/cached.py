@@ -1,7 +1,6 @@
 """A client that answers for services, their children and pods from what watches have shown, and what it wrote."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from kubernetes.aio.client import Configuration
 
@@ -45,35 +44,18 @@ class CachedClient(KubeClient):
             found = self._cache.read(kind, ServiceKey(namespace, service))
         return await super().list(kind, namespace, labels, fields) if found is None else found
 
-    async def delete(
-        self,
-        kind: Kind,
-        namespace: str,
-        name: str,
-        uid: str,
-        grace_seconds: int | None = None,
-        *,
-        is_foreground: bool = False,
-    ) -> bool:
-        is_gone = await super().delete(kind, namespace, name, uid, grace_seconds, is_foreground=is_foreground)
-        # A pod is there until its grace ends. A namesake that the watch has shown already stays: nothing would show it
-        # again.
-        if is_gone and kind != POD:
-            self._cache.remove_own(kind, Name(namespace, name))
-        return is_gone
-
-    async def apply_status(self, obj: KubeObject) -> KubeObject:
-        try:
-            return await super().apply_status(obj)
-        except ObjectNotFoundError:
-            self._cache.remove_own(INFERENCE_SERVICE, Name(obj["metadata"]["namespace"], obj["metadata"]["name"]))
-            raise
-
     async def _write(
-        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
+        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[KubeObject]]
     ) -> KubeObject:
-        with self._cache.writing(kind, Name(namespace, name)):
-            result = await super()._write(verb, kind, namespace, name, call)
+        own = Name(namespace, name)
+        with self._cache.writing(kind, own):
+            try:
+                result = await super()._write(verb, kind, namespace, name, call)
+            except ObjectNotFoundError:
+                self._cache.remove_own(kind, own)
+                raise
         if verb != "delete" and kind in (INFERENCE_SERVICE, *LISTED_CHILD_KINDS):
             self._cache.put_own(kind, result)
+        elif verb == "delete" and kind != POD:  # which is there until its grace ends
+            self._cache.remove_own(kind, own)
         return result
