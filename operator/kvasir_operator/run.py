@@ -1,7 +1,7 @@
 """`kvasir-operator run`: the object graph, and what kopf starts and stops of it.
 
 One event loop holds everything. kopf hears the signals and calls `_start` and `_stop_parts`; between them run the
-informers, the workers that reconcile, the resync, discovery and the Lease.
+informers, the workers that reconcile, discovery with the resync, and the Lease.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
-from kvasir_operator.queue.worker import Resync, work
+from kvasir_operator.queue.worker import resync, work
 from kvasir_operator.reconcile import Reconciler, utc_now
 from kvasir_operator.settings import OperatorSettings
 
@@ -155,8 +155,6 @@ class Operator:
         settings, client, start = self._settings, self._client, self._parts.start
         if settings.leader_election:
             start("Lease", self._leadership.keep())  # first begun, last stopped: passes that drain must be the leader's
-        resync = Resync(client, self._namespaces, self._queue)
-        self._discovery = Discovery(client, features, lambda: self._follow_features(resync))
         self._informers = Informers(
             client,
             self._namespaces,
@@ -165,9 +163,14 @@ class Operator:
             partial(self._queue.add, is_urgent=True),
             lambda: self._discovery.features,
         )
+        self._discovery = Discovery(
+            client,
+            features,
+            self._informers.follow_features,
+            partial(resync, client, self._namespaces, self._queue, settings.resync_seconds),
+        )
         start("informers", self._informers.run())
         start("discovery", self._discovery.run(settings.resync_seconds))
-        start("resync", resync.run(settings.resync_seconds))
         if settings.defaults.gateway is not None:
             start("gateway", self._gateway.run(min(LOOK_SECONDS, settings.resync_seconds)))
         self._discovery.doubt()  # who stood by for long asked long ago
@@ -190,11 +193,6 @@ class Operator:
             start(f"worker {number}", work(self._queue, reconciler, self._metrics))
             for number in range(settings.workers)
         ]
-
-    def _follow_features(self, resync: Resync) -> None:
-        if self._informers is not None:
-            self._informers.follow_features()
-        resync.hasten()
 
     def _fail(self, error: KvasirOperatorError) -> None:
         """A part ended: so must all. The first one says why."""
