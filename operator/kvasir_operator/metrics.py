@@ -62,8 +62,8 @@ class OperatorMetrics:
         )
 
         self.restarts = RestartCounter()
-        self.registry.register(self.restarts)
         self.registry.register(ServiceCollector(services))
+        self.registry.register(self.restarts)
 
     def show_scaling(
         self, service: ServiceKey, verdicts: Mapping[str, Verdict], changed: Mapping[str, Verdict]

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.engine_series import engine_registry
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.desired.roles import engine_roles
@@ -58,7 +58,7 @@ def known_series(folder: Path) -> dict[str, Labels]:
 
 def monitored_labels() -> Labels:
     """Those that the PodMonitors of a service put on its series."""
-    [service] = load_services(ROOT / "examples" / "quickstart.yaml")
+    [service] = load_manifests(ROOT / "examples" / "quickstart.yaml").services
     settings = OperatorSettings()
     [role] = engine_roles(service, settings.defaults)
     monitor = pod_monitor(service, role, settings)
