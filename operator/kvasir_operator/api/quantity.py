@@ -72,3 +72,7 @@ class Quantity:
     def _number_and_unit(self) -> tuple[str, str]:
         number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.text).groups()  # type: ignore[union-attr]
         return number, unit
+
+
+def at_most(amount: Quantity, limit: Quantity | None) -> Quantity:
+    return amount if limit is None or amount.amount <= limit.amount else limit

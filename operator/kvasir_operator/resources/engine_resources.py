@@ -4,6 +4,7 @@ from typing import Any, Final, Literal
 
 from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR
+from kvasir_operator.api.quantity import Quantity, at_most
 from kvasir_operator.desired.roles import EngineRole
 
 # Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
@@ -58,8 +59,8 @@ def _defaults(role: EngineRole) -> dict[str, str]:
     if name is None:
         return {}
     count = role.ranks_per_pod
-    cpu, memory = str(_CPUS_PER_ACCELERATOR * count), f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
-    return {"cpu": cpu, "memory": memory, name: str(count)}
+    cpu = at_most(Quantity(str(_CPUS_PER_ACCELERATOR * count)), role.resources.cpu_limit)
+    return {"cpu": cpu.text, "memory": f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi", name: str(count)}
 
 
 def _shared_memory_size(role: EngineRole) -> str | None:
