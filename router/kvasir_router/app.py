@@ -156,8 +156,7 @@ class Handler:
                 job.service.withdraw(job.request, placement.leg.endpoint.url)
             except StreamMovedError as move:
                 logger.info("%s", move, extra={"request_id": job.exchange.request_id})
-                job.count_move(placement.leg.endpoint.url, can_return=job.stream.receiver is not None)
-                job.service.rebalancing.hand_over(job.stream)
+                job.count_move(placement.leg.endpoint.url)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
                     return 200
@@ -182,8 +181,7 @@ class Handler:
                 job.request,
                 job.tried,
                 moved_from=job.moved_from,
-                num_drawn_tokens=job.stream.num_drawn_tokens,
-                receiver=job.stream.receiver,
+                num_generated_tokens=job.num_generated_tokens,
             )
             if placement is not None:
                 return placement
@@ -197,7 +195,6 @@ class Handler:
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
         release = None if placement.prefill else self._release_when_expected(job.request, ticket)
-        job.service.rebalancing.begin(job.stream, ticket)
         try:
             with while_alive(ticket, lambda is_silent: _can_go_elsewhere(job, ticket.url, is_silent)):
                 if sending is not None:
@@ -206,7 +203,6 @@ class Handler:
                     sending = self._send(job, ticket.url, prefill.kv_transfer_params)
                     return await self._attempt(job, ticket, sending, prefill, None)
         finally:
-            job.service.rebalancing.end(job.stream)
             if release is not None:
                 release.cancel()
             for each in tickets:
@@ -291,12 +287,10 @@ class Handler:
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 
     def _note_resumption(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None) -> None:
-        journal = job.exchange.journal
         if prefill is not None:
             prefill.decode_has_begun(time.perf_counter(), is_from_start=False)
         job.service.in_flight_limits.answered(ticket.url, is_error=False)
-        ticket.first_token(time.perf_counter(), 0 if journal is None else journal.num_events)
-        job.service.rebalancing.go_on(job.stream)
+        ticket.first_token(time.perf_counter(), job.num_generated_tokens)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
         fields = {"request_id": job.exchange.request_id, "endpoint": ticket.url}
         logger.info("a stream lost elsewhere goes on (%s)", job.lost_reason, extra=fields)

@@ -12,7 +12,6 @@ from kvasir_operator.resources.services import router_peers_flags
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
 KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
-REBALANCING_FLAG: Final = "--rebalancing"
 SHUTDOWN_DELAY_FLAG: Final = "--shutdown-delay"
 
 
@@ -33,7 +32,6 @@ def router_command(service: InferenceService, log_format: LogFormat = "text") ->
         *router_kv_events_flags(),
         *router_peers_flags(service),
         *_disaggregation(service.spec.disaggregation),
-        *((REBALANCING_FLAG, "on") if service.spec.engine.kv_transfer else ()),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
         *("--sse-keepalive-interval", f"{router.sse_keepalive_interval.seconds:g}"),

@@ -41,6 +41,8 @@ from kvasir_runtime.ranks.messages import (
     RankCame,
     RankFailed,
     RankReady,
+    ReleaseKv,
+    RestoreKv,
     Sample,
     StepDone,
     StepFailed,
@@ -191,6 +193,10 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 signs.end_step()
                 if results is not None:
                     results.send(pending)
+            case ReleaseKv():
+                runner.kv_memory.release()
+            case RestoreKv():
+                runner.kv_memory.restore()
             case WorkInIdleTime():
                 has_more = runner.use_idle_time()
                 if results is not None:

@@ -77,6 +77,7 @@ class Serving:
         """Raises EngineDeadError, and ServerUnavailableError while the model is loading."""
         if self.engine.dead is not None:
             raise self.engine.dead
+        self.engine.check_awake()
         ready = self.engine.ready
         if ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
