@@ -8,6 +8,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvasir_logging import LogFormat, LogLevel
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LOAD_TOPIC = "kvasir-load"
@@ -325,7 +327,8 @@ class ServerConfig:
     shutdown_timeout: float = option(
         "seconds after SIGTERM in which all must have ended; in their second half new requests get 503", default=300.0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("least severe level logged", default="info")
+    log_level: LogLevel = option("least severe level logged", default="info")
+    log_format: LogFormat = option("lines of text, or an object of JSON a message", default="text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

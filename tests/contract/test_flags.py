@@ -126,12 +126,6 @@ def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
     assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)
 
 
-def test_the_router_of_engines_that_exchange_kv_has_streams_handed_over() -> None:
-    config = router_config(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
-
-    assert config.rebalancing == "on"
-
-
 @pytest.mark.parametrize("num_copies", [1, 2, 43])
 def test_each_copy_of_an_engine_that_exchanges_kv_has_the_ports_that_its_pod_names(num_copies: int) -> None:
     split = {"prefill": {"parallelism": {"data": num_copies}}, "decode": {}}

@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
 
+from kvasir_logging import log_to_stderr
 from kvasir_runtime.config import KvEventsConfig, KvTransferConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.engine.channel import CoreChannel, tell_api_processes
 from kvasir_runtime.engine.core import EngineCore, StepExecutor
@@ -27,7 +28,6 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import num_tokens_in
-from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import SchedulerLimits, StepBudget
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 def run_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int) -> None:
     """The child's whole life."""
-    configure_logging(config.server.log_level)
+    log_to_stderr(config.server.log_level, config.server.log_format)
     num_apis, num_cores = config.server.api_server_count, config.parallel.data_parallel_size
     channel = CoreChannel(ipc_dir, num_apis, data_rank)
     heartbeats = core_heartbeats(ipc_dir, num_apis, num_cores, data_rank)

@@ -88,13 +88,13 @@ class RequestLog:
             is_worth_a_line = status >= 400 and scope["path"] not in self._probe_paths
             logger.log(
                 logging.INFO if is_worth_a_line else logging.DEBUG,
-                "%s %s %d %.3fs request_id=%s %s",
+                "%s %s %d %.3fs %s",
                 scope["method"],
                 scope.get("raw_path", b"").decode("latin-1"),
                 status,
                 seconds,
-                request_id,
                 " ".join(error.split()),
+                extra={"request_id": request_id, "status": status},
             )
 
 
