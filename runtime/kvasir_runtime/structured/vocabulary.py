@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from kvasir_runtime.errors import GrammarError
 
 MAX_KEPT_GRAMMARS = 128
+ALL_ALLOWED = np.int32(-1)
+"""A word of a mask."""
 _SPECIAL = b"\xff"
 """Before the text of a special token: no text has this byte, so none matches it."""
 
@@ -22,6 +24,13 @@ _SPECIAL = b"\xff"
 def num_words(vocab_size: int) -> int:
     """Of a mask; the bit of an answer's end may need one more than the tokens' do."""
     return vocab_size // 32 + 1
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """That allows these tokens; ids outside the vocabulary are left out."""
+    bits = np.zeros(32 * num_words(vocab_size), dtype=np.bool_)
+    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class TokenTable(Protocol):
@@ -109,12 +118,6 @@ class Vocabulary:
         self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size + 1)
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, Matcher] = OrderedDict()
-
-    def words(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """The mask of these tokens; ids beyond the vocabulary are left out."""
-        bits = np.zeros(32 * num_words(self._vocab_size), dtype=np.bool_)
-        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
-        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def matcher(self, grammar: str) -> Matcher:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
