@@ -111,7 +111,6 @@ def to_event(value: Any) -> bytes:
 
 
 def transfer_params_of(sequences: Sequence[SequenceDelta]) -> KvTransferParams | UnsetType:
-    """Of an answer, or of a piece of it."""
     return next((each.kv_transfer_params for each in sequences if each.kv_transfer_params is not None), UNSET)
 
 
@@ -297,7 +296,8 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
         )
         chunk = self._chunk([choice], self.chunk_usage(meter))
-        chunk.kv_transfer_params = transfer_params_of([delta])
+        if delta.kv_transfer_params is not None:
+            chunk.kv_transfer_params = delta.kv_transfer_params
         return to_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -468,7 +468,8 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
             return b""
         self._begun.add(delta.index)
         choice = self._choice(delta, is_first=is_first, is_whole=False)
-        return to_event(self._completion([choice], self.chunk_usage(meter), transfer_params_of([delta])))
+        transfer_params = UNSET if delta.kv_transfer_params is None else delta.kv_transfer_params
+        return to_event(self._completion([choice], self.chunk_usage(meter), transfer_params))
 
     def usage_event(self, usage: Usage) -> bytes:
         return to_event(self._completion([], usage)) if self.stream_options.include_usage else b""
