@@ -96,7 +96,9 @@ class OperatorSettings:
         15.0, "autoscaled services are measured again after this many seconds", least=ABOVE_ZERO
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
-    log_format: Literal["text", "json"] = _setting("text", "lines of text, or an object of JSON a message")
+    log_format: Literal["text", "json"] = _setting(
+        "text", "lines of text, or an object of JSON a message: of the operator, of engines and of routers"
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -35,6 +35,11 @@ def test_both_get_the_secret_by_the_variable_that_the_operator_reads() -> None:
         assert 'include "kvasir.gatewaySecretEnv"' in deployment
 
 
+def test_operator_and_gateway_log_in_the_one_format_of_all_pods() -> None:
+    for deployment in (DEPLOYMENT, (TEMPLATES / "deployment.yaml").read_text()):
+        assert "- --log-format={{ .Values.logFormat }}\n" in deployment
+
+
 def test_its_ports_are_those_of_every_router() -> None:
     service = (TEMPLATES / "gateway" / "service.yaml").read_text()
     assert f"{{name: http, port: {labels.ROUTER_HTTP_PORT}, targetPort: http" in service

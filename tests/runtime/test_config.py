@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.flags import Parser, add_flags, config_from
 

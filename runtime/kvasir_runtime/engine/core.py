@@ -26,6 +26,7 @@ from kvasir_runtime.engine.messages import (
     MoveRequests,
     RequestsEnd,
     ResetPrefixCache,
+    Sleep,
     StepOutputs,
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
@@ -71,6 +72,12 @@ class StepExecutor(Protocol):
 
     def use_idle_time(self) -> None:
         """Nothing will come for a while."""
+
+    def release_kv(self) -> None:
+        """Give the KV cache's memory back; nothing is in it that is wanted."""
+
+    def restore_kv(self) -> None:
+        """Take it again, before the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +153,21 @@ class EngineCore:
         self._last_end = self._now()
         self._last_stats: SchedulerStats | None = None
         self._last_stats_time = 0.0
+        self._wanted_sleep: Sleep | None = None
 
-    def run(self) -> None:
-        """Step until steps fail again and again."""
-        while True:
+    def run(self) -> int:
+        """Step until steps fail again and again, or until the engine is to sleep: at the level that is returned. What
+        was under way is dropped then, and nothing is cached."""
+        while self._wanted_sleep is None:
             self.step()
+        level, self._wanted_sleep = self._wanted_sleep.level, None
+        for request_id in self._scheduler.all_requests():
+            self._abort(Abort(request_id))
+        while self._running_steps:
+            self._finish(self._running_steps.popleft(), Outcome())
+        self._scheduler.reset_prefix_cache()
+        self._emit(Outcome())
+        return level
 
     def step(self) -> None:
         """One turn of the loop: plan a step, and take the results of the oldest once enough are under way."""
@@ -197,6 +214,8 @@ class EngineCore:
                     self._channel.broadcast(RequestsEnd(names=message.names))
                 case ResetPrefixCache():
                     self._scheduler.reset_prefix_cache()
+                case Sleep():
+                    self._wanted_sleep = message
                 case ApiGone():
                     self._gone.add(message.api_index)
                     self._channel.forget(message.api_index)

@@ -366,7 +366,12 @@ class PopulatedPages:
         self._populate = populate
         self._bytes = buffer.view(-1)
         self._page_bytes = buffer.shape[1]
-        self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
+        self._is_on_cpu = buffer.device.type == "cpu"
+        self.forget()
+
+    def forget(self) -> None:
+        """None is there."""
+        self._num_populated = 0 if self._is_on_cpu else self._bytes.nbytes
         self._is_filling = True
 
     def populate_next(self) -> bool:

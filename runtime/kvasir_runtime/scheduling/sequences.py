@@ -70,6 +70,9 @@ class Sequences:
             self._rows_by_rank = np.array([sequence.row for sequence in self.running], dtype=np.int64)
         return self._rows_by_rank
 
+    def all_requests(self) -> list[str]:
+        return list(self._by_id)
+
     def requests_of(self, api_index: int) -> list[str]:
         return [request_id for request_id, request in self._by_id.items() if request.api_index == api_index]
 

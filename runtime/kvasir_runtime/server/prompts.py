@@ -17,6 +17,7 @@ from kvasir_chat.messages import ConversationRefusedError
 from kvasir_chat.template import ChatTemplate
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ContextLengthError, InvalidRequestError
+from kvasir_runtime.server.body import shown
 from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest
 from kvasir_runtime.server.resolving import Limits, check_fits, check_token_ids, most_prompt_tokens
 
@@ -178,7 +179,7 @@ def _check_vocabulary(token_ids: list[int], vocab_size: int, param: str) -> None
 
 
 def _wrong_prompt(prompt: Any) -> InvalidRequestError:
-    seen = "nothing" if prompt is None else repr(prompt[:8] if isinstance(prompt, list) else prompt)[:80]
+    seen = "nothing" if prompt is None else shown(prompt[:8] if isinstance(prompt, list) else prompt)
     return InvalidRequestError(
         f"prompt: {seen} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
         "and not empty",
