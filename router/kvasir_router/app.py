@@ -80,11 +80,11 @@ class Handler:
                 self._keep_alives.watch(exchange)
             status = await self._answer(job)
             if status >= 400:
-                logger.info("request_id=%s status=%d, the engine's own answer", exchange.request_id, status)
+                logger.info("the engine's own answer", extra={"request_id": exchange.request_id, "status": status})
             exchange.end()
         except RequestError as error:
             status = error.status
-            logger.info("request_id=%s status=%d %s", exchange.request_id, status, error)
+            logger.info("%s", error, extra={"request_id": exchange.request_id, "status": status})
             exchange.fail(error)
         except asyncio.CancelledError:
             # The client is gone, or the time to drain is over. The task ends here: no cancellation is lost.
@@ -92,7 +92,7 @@ class Handler:
             if not exchange.has_client_left:
                 exchange.fail(RouterStoppingError("the router is stopping and cannot wait for this answer any longer"))
         except Exception:
-            logger.exception("request_id=%s failed", exchange.request_id)
+            logger.exception("a request failed", extra={"request_id": exchange.request_id})
             exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
             self._keep_alives.forget(exchange)
@@ -155,7 +155,7 @@ class Handler:
                 job.forget_attempt(placement)
                 job.service.withdraw(job.request, placement.leg.endpoint.url)
             except StreamMovedError as move:
-                logger.info("request_id=%s %s", job.exchange.request_id, move)
+                logger.info("%s", move, extra={"request_id": job.exchange.request_id})
                 job.count_move(placement.leg.endpoint.url)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
@@ -292,16 +292,12 @@ class Handler:
         job.service.in_flight_limits.answered(ticket.url, is_error=False)
         ticket.first_token(time.perf_counter(), job.num_generated_tokens)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
-        logger.info(
-            "request_id=%s endpoint=%s goes on with a stream lost elsewhere (%s)",
-            job.exchange.request_id,
-            ticket.url,
-            job.lost_reason,
-        )
+        fields = {"request_id": job.exchange.request_id, "endpoint": ticket.url}
+        logger.info("a stream lost elsewhere goes on (%s)", job.lost_reason, extra=fields)
 
     def _note_failure(self, job: Job, placement: Placement, error: UpstreamError, *, is_last: bool) -> None:
         endpoint = placement.leg.endpoint
-        logger.warning("request_id=%s endpoint=%s %s", job.exchange.request_id, endpoint.url, error)
+        logger.warning("%s", error, extra={"request_id": job.exchange.request_id, "endpoint": endpoint.url})
         self._parts.metrics.upstream_errors(error.reason).inc()
         self._parts.metrics.revision_errors(endpoint.revision, error.reason).inc()
         if not is_last:

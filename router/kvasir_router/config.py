@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvasir_logging import LogFormat, LogLevel
 from kvasir_router.errors import ConfigError
 
 PolicyName = Literal["finishTime", "roundRobin", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
 GATEWAY_SECRET_VARIABLE = "KVASIR_GATEWAY_SECRET"
@@ -364,6 +364,7 @@ class RouterConfig:
         metadata=_duration("time after --shutdown-delay in which all must have ended; in its second half new get 503"),
     )
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
+    log_format: LogFormat = field(default="text", metadata=_flag("lines of text, or an object of JSON a message"))
 
     def __post_init__(self) -> None:
         self._check_bounds()

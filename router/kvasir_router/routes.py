@@ -146,7 +146,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     """In the words of the API that has the path, logged with the id that the client is told."""
     assert isinstance(error, RequestError)
     request_id = request_id_of(request.scope["headers"])
-    logger.info("request_id=%s status=%d %s", request_id, error.status, error)
+    logger.info("%s", error, extra={"request_id": request_id, "status": error.status})
     wording = DIALECTS.get(request.scope["path"], _UNKNOWN_API)
     response = Response(wording.error_body(error), error.status)
     response.raw_headers.extend([*error.headers(), (b"x-request-id", request_id.encode("latin-1"))])

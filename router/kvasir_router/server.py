@@ -19,6 +19,7 @@ import aiohttp
 import uvloop
 
 from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
+from kvasir_logging import log_to_stderr
 from kvasir_router.admin import create_admin_app
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
@@ -88,9 +89,7 @@ class RunningRouter:
 def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends at once. Raises StartupError."""
     secret = gateway_secret_of(os.environ) if config.gateway else router_secret_of(os.environ)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
+    log_to_stderr(config.log_level, config.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
         runner.run(_serve_until_signal(config, secret, Tuning(memory_limit_bytes=memory_limit_bytes())))

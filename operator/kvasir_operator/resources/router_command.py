@@ -2,9 +2,10 @@
 
 from typing import Final
 
+from kvasir_logging import LogFormat
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import DisaggregationSpec, InferenceService, RouterProbes, RouterSpec, TenantLimits
-from kvasir_operator.resources.engine_command import ANY_ADDRESS
+from kvasir_operator.resources.engine_command import ANY_ADDRESS, log_flags
 from kvasir_operator.resources.kv_events import router_kv_events_flags
 from kvasir_operator.resources.services import router_peers_flags
 
@@ -14,7 +15,7 @@ KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
 SHUTDOWN_DELAY_FLAG: Final = "--shutdown-delay"
 
 
-def router_command(service: InferenceService) -> list[str]:
+def router_command(service: InferenceService, log_format: LogFormat = "text") -> list[str]:
     """Engines are found by the EndpointSlices of all of the service's roles and revisions."""
     router = service.spec.router
     name, *aliases = service.model_names
@@ -38,6 +39,7 @@ def router_command(service: InferenceService) -> list[str]:
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
         *_limits(router),
+        *log_flags(log_format),
     ]
 
 

@@ -52,10 +52,10 @@ class Migration:
             async with self._session.post(
                 f"{url}{MIGRATE_REQUEST_PATH}", json=body, headers=self._headers, timeout=_TIMEOUT
             ) as response:
-                logger.debug("request_id=%s: %s asked to hand it over: %d", request_id, url, response.status)
+                logger.debug("%s asked to hand it over: %d", url, response.status, extra={"request_id": request_id})
                 return response.status == 202
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            logger.info("request_id=%s: %s cannot be asked to hand it over: %s", request_id, url, error)
+            logger.info("%s cannot be asked to hand it over: %s", url, error, extra={"request_id": request_id})
             return False
 
     def _num_places_elsewhere(self, address: Address) -> int:
