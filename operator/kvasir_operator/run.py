@@ -19,6 +19,7 @@ from typing import Any
 import kopf
 import uvloop
 
+from kvasir_logging import log_to_stderr
 from kvasir_operator.autoscaling.ledger import ScalingLedger
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
@@ -31,7 +32,6 @@ from kvasir_operator.kube.features import ClusterFeatures, Discovery, wait_until
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, KubeObject
 from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaseTiming
-from kvasir_operator.logs import log_to_stderr
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver

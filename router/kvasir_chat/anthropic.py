@@ -35,6 +35,8 @@ def chat_messages(system: Any, messages: Any, *, drops_client_header: bool) -> l
 
 def chat_tools(tools: Any) -> list[Message]:
     """Raises ConversationRefusedError for those that only Anthropic's own servers can run."""
+    if not isinstance(tools, list | None):
+        raise ConversationRefusedError("tools: a list of tools is expected", "tools")
     return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or [])]
 
 
@@ -47,7 +49,7 @@ def tool_choice(choice: Any) -> dict[str, Any]:
     if kind == "tool":
         function = {"name": _text(choice, "name", "tool_choice")}
         asked: dict[str, Any] = {"tool_choice": {"type": "function", "function": function}}
-    elif kind in kinds:
+    elif isinstance(kind, str) and kind in kinds:
         asked = {"tool_choice": kinds[kind]}
     else:
         raise ConversationRefusedError(

@@ -44,11 +44,11 @@ def chat_messages(instructions: Any, items: Sequence[Item], num_earlier: int = 0
 
 
 def _add(chat: list[Message], item: Item, field: str) -> None:
-    match item.get("type", "message"):
+    match item.get("type") or "message":
         case "message":
             _add_message(chat, item, field)
         case "reasoning":
-            _add_thought(chat, item)
+            _add_thought(chat, item, field)
         case "function_call":
             _add_call(chat, item, _text(item, "arguments", field), field)
         case "custom_tool_call":
@@ -76,9 +76,11 @@ def _add_message(chat: list[Message], item: Item, field: str) -> None:
         chat.append({"role": role, "content": content})
 
 
-def _add_thought(chat: list[Message], item: Item) -> None:
+def _add_thought(chat: list[Message], item: Item, field: str) -> None:
     """The model's own words; a summary only where those are not given."""
     parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list):
+        raise ConversationRefusedError(f"{field}: a thought's content and its summary are lists of parts", field)
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     if not texts:
         return
@@ -206,7 +208,7 @@ def _content(content: Any, field: str) -> str | list[Message]:
 
 def _part_text(part: Any, field: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXTS:
+    if not isinstance(kind, str) or kind not in _TEXTS:
         raise ConversationRefusedError(
             f"{field}: a part of the type {str(kind)[:40]!r} was given, but this server reads only text", field
         )

@@ -115,7 +115,7 @@ class RemotePrefills:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled() and (failure := task.exception()) is not None:
-                logger.error("request_id=%s: its prefill leg failed", job.exchange.request_id, exc_info=failure)
+                logger.error("a prefill leg failed", exc_info=failure, extra={"request_id": job.exchange.request_id})
 
 
 class PrefillLeg:
@@ -212,7 +212,7 @@ class PrefillLeg:
 
     def _note_failure(self, error: UpstreamError) -> None:
         url = self._ticket.url
-        logger.warning("request_id=%s prefill endpoint=%s %s", self._job.exchange.request_id, url, error)
+        logger.warning("%s", error, extra={"request_id": self._job.exchange.request_id, "prefill_endpoint": url})
         self._metrics.count_remote_prefill_error(self._revision, error.reason)
         self._job.tried.add(url)
         self._job.service.note_failure(url, error)

@@ -15,7 +15,7 @@ from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_router.config import HostPort, KvEventPorts, PolicyName
 from kvasir_runtime.cli import main
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.engine.router_feed import at_rank
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -124,12 +124,6 @@ def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
     config = router_config(service_with(model={"source": "pvc://models/big"}, disaggregation=SPLIT))
 
     assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)
-
-
-def test_the_router_of_engines_that_exchange_kv_has_streams_handed_over() -> None:
-    config = router_config(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
-
-    assert config.rebalancing == "on"
 
 
 @pytest.mark.parametrize("num_copies", [1, 2, 43])

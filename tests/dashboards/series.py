@@ -22,11 +22,9 @@ from kvasir_operator.settings import OperatorSettings
 from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
-from kvasir_router.service.rebalancing import Outcome
 from kvasir_router.service.series import (
     DemandCollector,
     KvEventCollector,
-    RebalancingCollector,
     ServiceCollector,
     WakeCollector,
 )
@@ -113,7 +111,6 @@ def router_exposition() -> bytes:
     metrics.observe_ejected(lambda: 0)
     metrics.add(ServiceCollector(gateway_services()))
     metrics.add(WakeCollector(gateway_services()))
-    metrics.add(RebalancingCollector(gateway_services()))
     metrics.add(KvEventCollector(lambda: []))
     leg = Leg(an_endpoint("http://10.0.0.1:8000"), 0, 100)
     metrics.count_dispatch(a_request(), Placement(leg, local_prefill=LocalPrefill.SHORT), "finishTime", 0.001)
@@ -135,7 +132,6 @@ def gateway_services() -> Iterable[Service]:
         admission=SimpleNamespace(num_waiting=0),
         registry=SimpleNamespace(num_in_state=lambda state: 0),
         wakes=wakes,
-        rebalancing=SimpleNamespace(num_by_outcome=dict.fromkeys(Outcome, 0)),
     )
     return [cast(Service, one)]
 

@@ -163,6 +163,11 @@ def test_an_address_of_prometheus_that_is_none_is_refused(url: str, capsys: pyte
     assert "--prometheus-url is no address" in capsys.readouterr().err
 
 
+def test_a_first_wait_above_the_longest_is_refused_with_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--retry-initial-seconds=60", str(QUICKSTART)]) == 2
+    assert "--retry-initial-seconds 60 is more than --retry-max-seconds 30" in capsys.readouterr().err
+
+
 def test_two_ways_to_say_who_asks_prometheus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--prometheus-token-file=/token", "--prometheus-basic-auth-folder=/auth"]
     assert main(["render", *flags, str(QUICKSTART)]) == 2

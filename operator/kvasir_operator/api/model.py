@@ -150,9 +150,8 @@ class EngineSpec:
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
     kv_transfer: bool = False
     """Experimental. Pods of a revision exchange KV blocks: one fetches a prefix that another has cached where that is
-    faster than computing it, one that drains hands running requests over, and, with a router of the service's own, so
-    does one whose KV is full to one with room. With disaggregation pods of either role fetch from both, and decode pods
-    hand over for room; from prefill to decode KV goes in any case."""
+    faster than computing it, and one that drains hands running requests over. With disaggregation pods of either role
+    fetch from both; from prefill to decode KV goes in any case."""
     speculative: SpeculativeSpec | None = None
     adapters: AdaptersSpec | None = None
     args: EngineArgs = ()

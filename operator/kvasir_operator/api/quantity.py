@@ -68,3 +68,7 @@ class Quantity:
     def _exact(self) -> Fraction:
         number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.text).groups()  # type: ignore[union-attr]
         return Fraction(number) * _FACTORS[unit]
+
+
+def at_most(amount: Quantity, limit: Quantity | None) -> Quantity:
+    return amount if limit is None or amount.amount <= limit.amount else limit

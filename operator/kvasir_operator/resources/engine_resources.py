@@ -4,7 +4,7 @@ from typing import Any, Final, Literal
 
 from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR
-from kvasir_operator.api.quantity import Quantity
+from kvasir_operator.api.quantity import Quantity, at_most
 from kvasir_operator.desired.roles import EngineRole
 
 # Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
@@ -60,8 +60,9 @@ def _defaults(role: EngineRole) -> dict[str, Quantity]:
     if name is None:
         return {}
     count = role.ranks_per_pod
-    cpu, memory = f"{_CPUS_PER_ACCELERATOR * count}", f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
-    return {"cpu": Quantity(cpu), "memory": Quantity(memory), name: Quantity(f"{count}")}
+    cpu = at_most(Quantity(f"{_CPUS_PER_ACCELERATOR * count}"), role.resources.cpu_limit)
+    memory = Quantity(f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi")
+    return {"cpu": cpu, "memory": memory, name: Quantity(f"{count}")}
 
 
 def _shared_memory_size(role: EngineRole) -> str | None:

@@ -15,8 +15,6 @@ EXPECTED_OUTPUT_TOKENS = 256
 
 
 class OpenAIErrors:
-    error_schema = "Error"
-
     def error_body(self, error: RequestError) -> bytes:
         """The JSON body {"error": {message, type, param, code}}."""
         told = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}

@@ -1,6 +1,5 @@
 """Builds a service's parts: what is its own from its settings, what all share from the router's configuration."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +29,8 @@ from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.probe_pace import ProbePace
-from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import ModelCatalog, Registry
 from kvasir_router.service.service import Service
-from kvasir_router.service.transfer_times import TransferTimes
 from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
@@ -128,8 +125,6 @@ class ServiceFactory:
             index = following.index
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
-        transfers = TransferTimes() if fetching is None else fetching.transfers
-        rebalancing = Rebalancing(registry, migration, transfers, self._has_turn, clock, self._tuning.rebalancing)
         prober = Prober(
             registry,
             ledger,
@@ -157,7 +152,6 @@ class ServiceFactory:
             picker=self._picker(settings, pairing, fetching),
             pairing=pairing,
             fetching=fetching,
-            rebalancing=rebalancing,
             router_secret=settings.router_secret,
             clock=clock,
         )
@@ -176,9 +170,6 @@ class ServiceFactory:
         """After the services."""
         if self._followings is not None:
             self._followings.close()
-
-    def _has_turn(self) -> bool:
-        return self._peer_feed is None or self._peer_feed.has_turn(time.time())
 
     def _picker(self, settings: ServiceSettings, pairing: Pairing | None, fetching: PrefixFetching | None) -> Picker:
         return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)

@@ -101,11 +101,6 @@ class EndpointLoad:
         return max(self.prefill_done_at - now, self.prefill_rest_seconds)
 
     @property
-    def told(self) -> LoadReport | None:
-        """The engine's own word, while it holds."""
-        return self._report
-
-    @property
     def is_queue_known(self) -> bool:
         """By the engine's own word or because prompts were seen to wait there; not by what engines are like."""
         return self._report is not None or self.prefill.is_queueing

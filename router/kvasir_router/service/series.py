@@ -161,16 +161,3 @@ class WakeCollector(_OfServices):
         for service in self._services:
             family.add_metric([service.name], service.wakes.buckets(), service.wakes.sum_seconds)
         yield family
-
-
-class RebalancingCollector(_OfServices):
-    def describe(self) -> Iterator[CounterMetricFamily]:
-        text = "Running streams that an overfull engine was to hand over to one with room."
-        yield CounterMetricFamily("kvasir_router_rebalanced_streams", text, labels=("service", "outcome"))
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        (family,) = self.describe()
-        for service in self._services:
-            for outcome, number in service.rebalancing.num_by_outcome.items():
-                family.add_metric([service.name, outcome.value], number)
-        yield family

@@ -10,6 +10,8 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, BodyBudget
+from kvasir_runtime.server.chat import CHAT
+from kvasir_runtime.server.completions import COMPLETIONS
 from kvasir_runtime.server.control import control_routes
 from kvasir_runtime.server.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
@@ -21,7 +23,6 @@ from kvasir_runtime.server.middleware import (
     RouterTrustMiddleware,
 )
 from kvasir_runtime.server.open_responses import RESPONSES, kept_responses_routes
-from kvasir_runtime.server.openai import CHAT, COMPLETIONS
 from kvasir_runtime.server.pooling import PoolingRoute, pooling_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json

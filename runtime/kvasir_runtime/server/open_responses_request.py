@@ -27,13 +27,13 @@ from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.errors import UnknownResponseError
 from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
-    CHAT_EXTRAS,
     MAX_MESSAGES,
     ChatCompletionRequest,
     KvTransferFields,
     Temperature,
     TopP,
     Whole,
+    chats_fields,
 )
 from kvasir_runtime.server.response_store import Conversation, ResponseStore
 from kvasir_runtime.server.tools import MAX_TOOLS
@@ -94,7 +94,7 @@ class ResponsesRequest(LenientBody):
 
     def check_wishes(self) -> None:
         for name in _REFUSED:
-            if (self.model_extra or {}).get(name):
+            if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             raise InvalidRequestError(f"top_logprobs, {_LOGPROBS}: {UNSUPPORTED}", "top_logprobs")
@@ -108,21 +108,18 @@ class ResponsesRequest(LenientBody):
     def to_chat(self, items: Sequence[Item], num_earlier: int) -> "ResponsesChat":
         """`items`: the whole conversation. Raises InvalidRequestError."""
         offered = translated(partial(offered_tools, self.tools))
-        chat = checked(
-            ResponsesChat,
-            {
-                **{name: value for name, value in (self.model_extra or {}).items() if name in CHAT_EXTRAS},
-                "model": self.model,
-                "messages": translated(partial(chat_messages, self.instructions, items, num_earlier)),
-                "tools": translated(lambda: [chat_tool(tool) for tool in offered]),
-                **translated(partial(tool_choice, self.tool_choice, offered)),
-                "max_tokens": self.max_tokens or self.max_output_tokens,
-                "kv_transfer_params": self.kv_transfer_params,
-                "response_format": self._response_format(),
-                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
-                **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")},
-            },
-        )
+        own = {
+            "model": self.model,
+            "messages": translated(partial(chat_messages, self.instructions, items, num_earlier)),
+            "tools": translated(lambda: [chat_tool(tool) for tool in offered]),
+            **translated(partial(tool_choice, self.tool_choice, offered)),
+            "max_tokens": self.max_tokens or self.max_output_tokens,
+            "kv_transfer_params": self.kv_transfer_params,
+            "response_format": self._response_format(),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")},
+        }
+        chat = checked(ResponsesChat, chats_fields(self, own))
         chat.bind(self, {tool.called_name: tool for tool in offered})
         return chat
 

@@ -1,6 +1,7 @@
 """The manifest's pod fields, which engine and router pods have alike."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ def test_images_are_pulled_when_the_installation_says(template: RenderPod) -> No
     [container] = template(OperatorSettings(image_pull_policy="Never"))["spec"]["containers"]
 
     assert container["imagePullPolicy"] == "Never"
+
+
+def test_one_setting_makes_the_log_of_every_pod_json(template: RenderPod) -> None:
+    [container] = template(OperatorSettings(log_format="json"))["spec"]["containers"]
+    assert ("--log-format", "json") in pairwise(container["command"])
+
+
+def test_no_pod_is_made_anew_for_the_log_that_it_writes_anyway(template: RenderPod) -> None:
+    [container] = template()["spec"]["containers"]
+    assert "--log-format" not in container["command"]
 
 
 def test_the_manifests_variable_wins_over_ours_and_ours_are_kept(template: RenderPod) -> None:

@@ -46,9 +46,9 @@ class Team {
 
    private:
     using Job = void (*)(const void*, int, int);
-    // More than one thread computes alone between two kernels. A thread that keeps others waiting for longer has lost its
-    // core, and gets one of theirs once they sleep.
-    static constexpr double SPIN_SECONDS = 100e-6;
+    // More than a client or an API process keeps a core, for which it is dear to sleep and be woken. A thread that keeps
+    // others waiting for longer has lost its core to a busy process, and gets one of theirs once they sleep.
+    static constexpr double SPIN_SECONDS = 1e-3;
 
     void begin(Job job, const void* body) {
         await_all();  // they may be on their way to sleep
