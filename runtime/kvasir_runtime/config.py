@@ -230,9 +230,9 @@ class ExecutionConfig:
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = option(
         "auto: triton on CUDA, cpu kernels on CPU", default="auto"
     )
-    linear_path: str = option(
-        "compute path of linear layers; auto: on CPUs the fastest in a short measurement, on GPUs a kernel of ours for "
-        "few rows; torch: its library",
+    linear_path: Literal["auto", "torch", "fma", "dot", "amx"] = option(
+        "what multiplies in linear layers; auto: on CPUs the fastest of our instructions (fma, dot, amx) in a short "
+        "measurement, on GPUs a kernel of ours for few rows; torch: its library",
         default="auto",
     )
     batch_invariant: bool = option(

@@ -205,8 +205,7 @@ def engine_core(
         channel,
         scheduler,
         steps_ahead=steps_ahead,
-        step_costs=depth,
-        step_budget=limits.step_budget,
+        observers=[each.observe_step for each in (depth, limits.step_budget) if each is not None],
         router_feed=feed,
         transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, scheduler, agent),
     )

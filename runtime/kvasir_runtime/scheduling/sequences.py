@@ -173,6 +173,11 @@ class Sequences:
     # Running
 
     @property
+    def have_prompts(self) -> bool:
+        """Whether any is to be computed, or waits for that."""
+        return bool(self.prefilling) or len(self.waiting) > 0
+
+    @property
     def num_prefilling_tokens(self) -> int:
         """Of prompts partly planned, those that no step computes yet."""
         known, planned = self.rows.num_known, self.rows.most_planned

@@ -200,7 +200,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)
-    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
+    grammar = None if wanted is None else await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(

@@ -16,6 +16,8 @@ from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.thought_budget import ThoughtCount, parted
 
 MAX_KEPT_GRAMMARS = 128
+ALL_ALLOWED = np.int32(-1)
+"""A word of a mask."""
 _SPECIAL = b"\xff"
 """Before the text of a special token: no text has this byte, so none matches it."""
 
@@ -23,6 +25,13 @@ _SPECIAL = b"\xff"
 def num_words(vocab_size: int) -> int:
     """Of a mask; the bit of an answer's end may need one more than the tokens' do."""
     return vocab_size // 32 + 1
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """That allows these tokens; ids outside the vocabulary are left out."""
+    bits = np.zeros(32 * num_words(vocab_size), dtype=np.bool_)
+    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class TokenTable(Protocol):
@@ -122,7 +131,7 @@ class CountingMatcher(Matcher):
         may_end = super().fill(words)
         if not self._count.is_spent:
             return may_end
-        closing = words & self._vocabulary.words([self._closing_token()])
+        closing = words & mask_of([self._closing_token()], self._vocab_size)
         if not closing.any():  # within a character
             return may_end
         words[:] = closing
@@ -142,12 +151,6 @@ class Vocabulary:
         self._table = table
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, Matcher] = OrderedDict()
-
-    def words(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """The mask of these tokens; ids beyond the vocabulary are left out."""
-        bits = np.zeros(32 * num_words(self._vocab_size), dtype=np.bool_)
-        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
-        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def token_bytes(self, token_id: int) -> bytes:
         return _SPECIAL if token_id in self._table.special_ids else self._table.token_bytes(token_id)
