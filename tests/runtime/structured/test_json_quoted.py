@@ -22,6 +22,14 @@ change: ("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF
 
 %import common.LF
 """
+CODE = r"""
+start: pragma_source | plain_source
+pragma_source: PRAGMA_LINE NEWLINE SOURCE
+plain_source: SOURCE
+PRAGMA_LINE: /[ \t]*\/\/ @exec:[^\r\n]*/
+NEWLINE: /\r?\n/
+SOURCE: /[\s\S]+/
+"""
 GOOD_PATCH = "*** Begin Patch\n*** Add File: a/b.py\n+print(\"a\\n\", '/')\n+\t日本\x01\n*** End Patch\n"
 
 
@@ -94,9 +102,11 @@ def test_a_regular_expression_matches_the_same_texts(regex: str) -> None:
         ("start: L+\n%import common.LETTER -> L", "ab"),
         ("start: ESCAPED_STRING\n%import common.ESCAPED_STRING", r'"a\"b"'),
         ('start: "a" "\\"" # the quote\n', 'a"'),
+        (CODE, "// @exec: {}\n" + 'print("a")\n'),
+        (CODE, "print('a')\n\\"),
     ],
 )
-def test_what_larks_library_has_may_be_imported(lark: str, text: str) -> None:
+def test_a_grammar_may_import_comment_and_name_terminals(lark: str, text: str) -> None:
     assert accepts(json_quoted_lark(lark), quoted(text))
 
 
