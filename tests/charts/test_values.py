@@ -279,3 +279,10 @@ def test_the_flags_that_the_schema_accepts_start_the_pod(pod: str, capsys: pytes
 def test_the_schema_accepts_every_ci_file(file: Path) -> None:
     VALIDATOR.check_schema(SCHEMA)
     validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize("pod", ["operator", "gateway"])
+def test_a_pod_of_the_chart_requests_all_memory_that_it_may_use(pod: str) -> None:
+    """By its limit, which Kubernetes takes for the request: so a release that lowers one of them lowers both."""
+    resources = VALUES[pod]["resources"]
+    assert ("memory" in resources["limits"], "memory" in resources["requests"]) == (True, False)
