@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     model = make_model(options.model, options.work / "models")
     parts = {
-        "collectives": lambda: all_reduces("cpu", options.ranks, SHAPES),
+        "collectives": lambda: all_reduces(options.ranks, SHAPES),
         "way": lambda: way_of_a_step(options.ranks, options.rounds),
         "steps": lambda: steps(options, model),
         "stages": lambda: stages(options, model),

@@ -231,7 +231,7 @@ def _template_message(
     if reasoning is not None:
         seen |= dict.fromkeys(_REASONING, reasoning)
     if calls := message.get("tool_calls"):
-        seen["tool_calls"] = [_call(call) for call in calls]
+        seen["tool_calls"] = [_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return seen
 
 
@@ -258,11 +258,11 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
 
 
-def _call(call: Any) -> Any:
+def _call(call: Any, field: str) -> Message:
     """OpenAI sends a call's arguments as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return dict(call) if isinstance(call, dict) else call
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ConversationRefusedError(f"{field}: a call has a function, an object with a name and arguments", field)
     arguments = function.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return {**call, "function": {**function, "arguments": _arguments(text)}}

@@ -14,7 +14,8 @@ import torch
 from benchmarks.kv_blocks import kv_blocks
 
 from kvasir_router.cli import parse_arguments
-from kvasir_runtime.config import RuntimeConfig, check_values
+from kvasir_runtime.config import RuntimeConfig
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
 ROOT = Path(__file__).parents[2]

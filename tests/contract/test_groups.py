@@ -8,7 +8,7 @@ from tests.contract.rendered import FIELDS, SETTINGS, runtime_config, runtime_co
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.resources.engine_deployment import engine_pod_template
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.parallel.topology import RankPlace
 from kvasir_runtime.ranks.start import topology_of
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tests.docs.commands import ROOT, Command, documented
 
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
 HERE = "tests/docs/test_commands.py"

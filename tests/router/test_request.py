@@ -7,7 +7,7 @@ from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.dialects.messages import Messages
 from kvasir_router.dialects.responses import Responses
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
 from kvasir_router.errors import MalformedRequestError
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.request import Envelope, InferenceRequest, engine_body, model_of, parse, read_fields
@@ -202,7 +202,6 @@ async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dic
         (Completions(), {"prompt": "hi", "echo": True}, False),
         (Embeddings(), {"input": "hi"}, False),
         (Tokenize(), {"prompt": "hi"}, False),
-        (Passthrough("/v1/rerank"), {"input": "hi"}, False),
         (Messages(), {"messages": turns("hi")}, True),
         (Responses(), {"input": "hi"}, True),
         (Responses(), {"input": "hi", "previous_response_id": f"resp-{'0' * 40}"}, False),
@@ -212,26 +211,6 @@ async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
     dialect: Dialect, body: dict[str, Any], can_transfer: bool
 ) -> None:
     assert (await parsed({"model": "m", **body}, dialect)).can_transfer_kv is can_transfer
-
-
-@pytest.mark.parametrize(
-    ("body", "most"),
-    [
-        ({}, None),
-        ({"max_tokens": 7}, 7),
-        ({"max_completion_tokens": 8}, 8),
-        ({"max_tokens": 7, "max_completion_tokens": 8}, 8),
-        ({"max_tokens": 7, "max_completion_tokens": None}, 7),
-        ({"max_tokens": "7"}, None),
-        ({"max_tokens": True}, None),
-    ],
-)
-async def test_the_most_that_is_generated_is_the_clients_word(body: dict[str, Any], most: int | None) -> None:
-    assert (await parsed({"model": "m", "messages": turns("hi"), **body}, CHAT)).max_output_tokens == most
-
-
-async def test_responses_have_another_name_for_the_most_that_is_generated() -> None:
-    assert (await parsed({"input": "hi", "max_output_tokens": 7}, Responses())).max_output_tokens == 7
 
 
 @pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp-{'0' * 40}", False)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvasir_runtime.config import check_values
+from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.flags import Parser, add_flags, config_from
 
@@ -30,6 +30,14 @@ def check(*arguments: str) -> None:
         ("--max-connections", "0", "1"),
         ("--max-connections-per-peer", "0", "1"),
         ("--max-body-bytes", "0", "1"),
+        ("--max-num-batched-tokens", str(2**20 + 1), str(2**20)),
+        ("--max-num-seqs", str(10**30), str(2**20)),
+        ("--num-gpu-blocks-override", str(2**31), str(2**31 - 1)),
+        ("--kv-cache-memory-bytes", str(10**30), str(2**60)),
+        ("--steps-ahead", "65", "64"),
+        ("--num-threads", "1025", "1024"),
+        ("--api-server-count", str(10**30), "1024"),
+        ("--data-parallel-size", str(10**30), "1024"),
         ("--max-logprobs", "-1", "0"),
         ("--stall-seconds", "nan", "0"),
         ("--shutdown-timeout", "-0.5", "0"),
@@ -57,9 +65,9 @@ def test_another_backend_of_structured_outputs_is_refused_by_name(backend):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens is 0; it must be at least 1"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens is 0; it must be from 1 to 256"),
         ('{"method": "ngram", "prompt_lookup_min": 0}', "prompt_lookup_min is 0"),
-        ('{"method": "ngram", "prompt_lookup_min": 5}', "prompt_lookup_max is 4; it must be at least 5"),
+        ('{"method": "ngram", "prompt_lookup_min": 5}', "prompt_lookup_max is 4; it must be from 5 to"),
         ('{"method": "eagle"}', "the method eagle needs a model"),
         ('{"method": "suffix", "model": "folder"}', "the method suffix takes no model"),
     ],
@@ -136,8 +144,8 @@ def transfer_config(extra: str) -> str:
     ("extra", "message"),
     [
         ('{"side_channel_port": 65536}', "side_channel_port is 65536; it must be from 0 to 65535"),
-        ('{"lease_seconds": 0}', "lease_seconds is 0; it must be from 0.1"),
-        ('{"timeout_seconds": 0}', "timeout_seconds is 0; it must be from 0.1"),
+        ('{"lease_seconds": 0}', "lease_seconds is 0.0; it must be from 0.1"),
+        ('{"timeout_seconds": 0}', "timeout_seconds is 0.0; it must be from 0.1"),
         ('{"side_channel_host": "0.0.0.0"}', "side_channel_host is '0.0.0.0'; other engines are told it"),
         ('{"side_channel_host": ""}', "side_channel_host is ''"),
     ],

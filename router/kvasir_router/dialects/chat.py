@@ -10,8 +10,21 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_digest
 
+from kvasir_chat.messages import ConversationRefusedError
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
+from kvasir_router.dialects.dialect import (
+    ABSENT,
+    BoundedDecoder,
+    Fields,
+    Prompt,
+    Reader,
+    RoutingFields,
+    is_too_much,
+    seed,
+)
+
+Conversation = tuple[msgspec.Raw, Mapping[str, msgspec.Raw]]
+"""Messages as chat has them, and fields that its templates see."""
 
 
 class _Fields(RoutingFields, gc=False):
@@ -27,37 +40,56 @@ class _Fields(RoutingFields, gc=False):
     add_special_tokens: msgspec.Raw = ABSENT
 
 
-_TEMPLATE_FIELDS = (
-    "tools",
-    "tool_choice",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-)
-_decoder = BoundedDecoder(_Fields)
+_TEMPLATE_FIELDS = tuple(name for name in _Fields.__annotations__ if name != "messages")
 
 
-class Chat(openai.OpenAIErrors):
-    name = "chat"
-    end_of_stream: bytes | None = openai.END_OF_STREAM
+class Conversations(Reader[Fields]):
+    """APIs whose prompts are conversations, which are chat's in other words."""
+
     num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
     has_kv_transfer = True
 
-    def read(self, body: bytes) -> RoutingFields:
-        return _decoder.decode(body)
+    def given(self, fields: Fields) -> Sequence[msgspec.Raw]:
+        """What becomes the prompt, in the order in which it grows: the conversation last."""
+        raise NotImplementedError
 
-    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
-        assert isinstance(fields, _Fields)
-        if fields.messages is ABSENT:
+    def options(self, fields: Fields) -> Sequence[msgspec.Raw]:
+        """What else decides how it looks."""
+        raise NotImplementedError
+
+    def in_chats_words(self, fields: Fields) -> Conversation | None:
+        """None: only an engine knows it. Raises ConversationRefusedError."""
+        raise NotImplementedError
+
+    def prompt_of(self, fields: Fields, model: str | None) -> Prompt | None:
+        given = self.given(fields)
+        if given[-1] is ABSENT:
             return None
-        template_fields = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name)) is not ABSENT}
-        if fields.is_large and is_too_much(fields.messages, *template_fields.values()):
-            return unread_prompt((fields.tools, fields.messages), model, fields)
-        return conversation_prompt(fields.messages, template_fields, model, fields)
+        if fields.is_large and is_too_much(*given, *self.options(fields)):
+            return unread_prompt(given, model, fields)
+        try:
+            conversation = self.in_chats_words(fields)
+        except ConversationRefusedError:  # as the engine will
+            conversation = None
+        if conversation is None:
+            return unread_prompt(given, model, fields)
+        return conversation_prompt(*conversation, model, fields)
+
+
+class Chat(openai.OpenAIErrors, Conversations[_Fields]):
+    name = "chat"
+    decoder = BoundedDecoder(_Fields)
+    end_of_stream: bytes | None = openai.END_OF_STREAM
+
+    def given(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return fields.tools, fields.messages
+
+    def options(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return [getattr(fields, name) for name in _TEMPLATE_FIELDS if name != "tools"]
+
+    def in_chats_words(self, fields: _Fields) -> Conversation:
+        given = {name: getattr(fields, name) for name in _TEMPLATE_FIELDS}
+        return fields.messages, {name: value for name, value in given.items() if value is not ABSENT}
 
 
 def conversation_prompt(
@@ -67,7 +99,7 @@ def conversation_prompt(
     return Prompt(
         conversation_bytes(messages, template_fields.get("tools", ABSENT)),
         is_token_ids=False,
-        seed=openai.seed(Chat.name, model, fields),
+        seed=seed(Chat.name, model, fields),
         model=model,
         cache_salt=fields.cache_salt,
         messages=messages,

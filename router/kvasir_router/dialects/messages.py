@@ -1,12 +1,12 @@
 """Anthropic's /v1/messages and /v1/messages/count_tokens: conversations that engines render as those of chat."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from kvasir_chat.anthropic import chat_messages, chat_tools, is_prefilled, thinking_fields
-from kvasir_chat.messages import ConversationRefusedError
-from kvasir_router.dialects import openai
-from kvasir_router.dialects.chat import conversation_prompt, to_raw, unread_prompt
-from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
+from kvasir_router.dialects.chat import Conversation, Conversations, to_raw
+from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Reader, RoutingFields
 from kvasir_router.errors import RequestError
 
 _TYPES = {
@@ -24,13 +24,7 @@ class _Fields(RoutingFields, gc=False):
     chat_template_kwargs: msgspec.Raw = ABSENT
 
 
-_decoder = BoundedDecoder(_Fields)
-_routing_decoder = BoundedDecoder(RoutingFields)
-
-
 class AnthropicErrors:
-    error_schema = "AnthropicError"
-
     def error_body(self, error: RequestError) -> bytes:
         """The JSON body {"type": "error", "error": {type, message}}."""
         kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
@@ -40,48 +34,26 @@ class AnthropicErrors:
         return b"event: error\ndata: " + self.error_body(error) + b"\n\n"
 
 
-class Messages(AnthropicErrors):
+class Messages(AnthropicErrors, Conversations[_Fields]):
     name = "messages"
+    decoder = BoundedDecoder(_Fields)
     end_of_stream: bytes | None = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
-    has_kv_transfer = True
 
-    def read(self, body: bytes) -> RoutingFields:
-        return _decoder.decode(body)
+    def given(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return fields.tools, fields.system, fields.messages
 
-    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
+    def options(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return fields.thinking, fields.output_config, fields.chat_template_kwargs
+
+    def in_chats_words(self, fields: _Fields) -> Conversation:
         """The header of coding assistants is left out: with it no prompt has a prefix in a cache."""
-        assert isinstance(fields, _Fields)
-        if fields.messages is ABSENT:
-            return None
-        given = (fields.tools, fields.system, fields.messages)
-        options = (fields.thinking, fields.output_config, fields.chat_template_kwargs)
-        if fields.is_large and is_too_much(*given, *options):
-            return unread_prompt(given, model, fields)
-        decoded = msgspec.json.decode(fields.messages)
-        try:
-            chat = chat_messages(msgspec.json.decode(fields.system), decoded, drops_client_header=True)
-            tools = chat_tools(msgspec.json.decode(fields.tools))
-        except ConversationRefusedError:  # as the engine will
-            return unread_prompt(given, model, fields)
-        messages, template_fields = to_raw(chat), {"continue_final_message": to_raw(is_prefilled(decoded))}
-        if tools:
-            template_fields["tools"] = to_raw(tools)
-        for name, value in thinking_fields(*map(msgspec.json.decode, options)).items():
-            template_fields[name] = to_raw(value)
-        return conversation_prompt(messages, template_fields, model, fields)
+        messages = msgspec.json.decode(fields.messages)
+        chat = chat_messages(msgspec.json.decode(fields.system), messages, drops_client_header=True)
+        tools = chat_tools(msgspec.json.decode(fields.tools))
+        seen_by_templates = {"continue_final_message": is_prefilled(messages), **({"tools": tools} if tools else {})}
+        seen_by_templates |= thinking_fields(*map(msgspec.json.decode, self.options(fields)))
+        return to_raw(chat), {name: to_raw(value) for name, value in seen_by_templates.items()}
 
 
-class CountTokens(AnthropicErrors):
-    """An engine answers it without its device, so there is nothing to prefill."""
-
+class CountTokens(AnthropicErrors, Reader[RoutingFields]):
     name = "count_tokens"
-    end_of_stream: bytes | None = None
-    num_output_tokens = 0
-    has_kv_transfer = False
-
-    def read(self, body: bytes) -> RoutingFields:
-        return _routing_decoder.decode(body)
-
-    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
-        return None

@@ -6,15 +6,14 @@ ids of its items, so every router finds it.
 
 import hashlib
 import re
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from kvasir_chat.messages import ConversationRefusedError
 from kvasir_chat.open_responses import chat_messages, chat_tool, input_items, offered_tools
 from kvasir_router.dialects import openai
-from kvasir_router.dialects.chat import conversation_prompt, to_raw, unread_prompt
-from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, Prompt, RoutingFields, is_too_much
+from kvasir_router.dialects.chat import Conversation, Conversations, to_raw
+from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, RoutingFields
 from kvasir_router.errors import RequestError
 
 _MARKED_ID = re.compile(rb"resp-([0-9a-f]{8})[0-9a-f]{32}")
@@ -33,7 +32,6 @@ def mark_in(text: bytes) -> str | None:
 
 
 class _Fields(RoutingFields, gc=False):
-    max_tokens: Any = msgspec.field(default=None, name="max_output_tokens")
     input: msgspec.Raw = ABSENT
     instructions: msgspec.Raw = ABSENT
     previous_response_id: msgspec.Raw = ABSENT
@@ -49,40 +47,30 @@ class _Fields(RoutingFields, gc=False):
         return mark_in(given) if _REFERENCE in given else None
 
 
-_decoder = BoundedDecoder(_Fields)
-
-
-class Responses(openai.OpenAIErrors):
+class Responses(openai.OpenAIErrors, Conversations[_Fields]):
     name = "responses"
+    decoder = BoundedDecoder(_Fields)
     end_of_stream: bytes | None = b": end\n\n"
-    num_output_tokens = openai.EXPECTED_OUTPUT_TOKENS
-    has_kv_transfer = True
 
-    def read(self, body: bytes) -> RoutingFields:
-        return _decoder.decode(body)
+    def given(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return fields.tools, fields.instructions, fields.input
 
-    def prompt(self, fields: RoutingFields, model: str | None) -> Prompt | None:
-        """Of a conversation whose beginning only an engine knows, what is sent of it."""
-        assert isinstance(fields, _Fields)
-        if fields.input is ABSENT:
+    def options(self, fields: _Fields) -> Sequence[msgspec.Raw]:
+        return fields.reasoning, fields.chat_template_kwargs
+
+    def in_chats_words(self, fields: _Fields) -> Conversation | None:
+        if fields.holder is not None:
             return None
-        given = (fields.tools, fields.instructions, fields.input)
-        options = (fields.reasoning, fields.chat_template_kwargs)
-        if fields.holder is not None or (fields.is_large and is_too_much(*given, *options)):
-            return unread_prompt(given, model, fields)
-        try:
-            items = input_items(msgspec.json.decode(fields.input))
-            chat = chat_messages(msgspec.json.decode(fields.instructions), items)
-            tools = [chat_tool(tool) for tool in offered_tools(msgspec.json.decode(fields.tools))]
-        except ConversationRefusedError:  # as the engine will
-            return unread_prompt(given, model, fields)
-        messages, template_fields = to_raw(chat), {"tools": to_raw(tools)} if tools else {}
+        items = input_items(msgspec.json.decode(fields.input))
+        chat = chat_messages(msgspec.json.decode(fields.instructions), items)
+        tools = [chat_tool(tool) for tool in offered_tools(msgspec.json.decode(fields.tools))]
+        seen_by_templates = {"tools": to_raw(tools)} if tools else {}
         reasoning = msgspec.json.decode(fields.reasoning)
         if isinstance(reasoning, dict) and isinstance(effort := reasoning.get("effort"), str):
-            template_fields["reasoning_effort"] = to_raw(effort)
+            seen_by_templates["reasoning_effort"] = to_raw(effort)
         if fields.chat_template_kwargs is not ABSENT:
-            template_fields["chat_template_kwargs"] = fields.chat_template_kwargs
-        return conversation_prompt(messages, template_fields, model, fields)
+            seen_by_templates["chat_template_kwargs"] = fields.chat_template_kwargs
+        return to_raw(chat), seen_by_templates
 
     def error_event(self, error: RequestError) -> bytes:
         """How many events there were is not known here."""

@@ -22,14 +22,13 @@ from kvasir_runtime.errors import CollectiveFailedError, ConfigurationError, Ran
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.parallel.collectives import Collectives, SingleRank
 from kvasir_runtime.parallel.meeting_point import MEETING_TIMEOUT, MeetingPoint
-from kvasir_runtime.parallel.one_shot import OneShotSum, agreed_collectives, measure
 from kvasir_runtime.parallel.process_group import ProcessGroupCollectives
 from kvasir_runtime.parallel.shared_memory import SharedMemoryCollectives
 from kvasir_runtime.parallel.shared_segment import SharedSegment
 from kvasir_runtime.parallel.stage_link import ProcessGroupLink, StageLink
 from kvasir_runtime.parallel.topology import RankPlace, Topology
 
-CollectiveBackend = Literal["auto", "gloo", "nccl", "one_shot", "shared_memory"]
+CollectiveBackend = Literal["auto", "gloo", "nccl", "shared_memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +98,13 @@ def meet(
     """Waits until all ranks are there. `host`: this node's address, as the others reach it; `segment`: the tensor
     group's, where its ranks share a node. Raises ConfigurationError, and CollectiveFailedError where one does not
     come."""
-    if backend == "one_shot" and not place.tensor_group_shares_a_node:
-        raise ConfigurationError("--collective-backend one_shot needs tensor groups of one node; use nccl")
     world = _gloo(PrefixStore("world", store), place.rank, place.topology.num_ranks, host)
     sharers = world
     if place.pipeline_size > 1:
         sharers = _gloo(PrefixStore(f"stage-{place.pipeline_rank}", store), place.tensor_rank, place.tensor_size, host)
-    tensor = _tensor_collectives(place, store, host, device, backend, segment)
-    if backend == "one_shot" and place.tensor_size > 1:
-        tensor = _with_one_shot_sums(tensor, place, store, device, lambda value: _least(sharers, value))
     return RankGroups(
         place=place,
-        tensor=tensor,
+        tensor=_tensor_collectives(place, store, host, device, backend, segment),
         least=lambda value: _least(world, value),
         least_of_stage=lambda value: _least(sharers, value),
         link=_stage_link(place, PrefixStore(f"pipeline-{place.tensor_rank}", store), host, device, backend),
@@ -129,7 +123,7 @@ def _tensor_collectives(
     own_store = PrefixStore(f"tensor-{place.pipeline_rank}", store)
     if size == 1:
         return SingleRank()
-    if backend in ("nccl", "one_shot") or (backend == "auto" and device.type == "cuda"):
+    if backend == "nccl" or (backend == "auto" and device.type == "cuda"):
         return ProcessGroupCollectives("nccl", _nccl(own_store, rank, size, device))
     library = None if segment is None or device.type != "cpu" else load_library()
     if backend == "shared_memory" and library is None:
@@ -140,15 +134,6 @@ def _tensor_collectives(
     if backend == "gloo" or library is None or segment is None:
         return ProcessGroupCollectives("gloo", _gloo(own_store, rank, size, host))
     return SharedMemoryCollectives(library, segment, rank, size)
-
-
-def _with_one_shot_sums(
-    plain: Collectives, place: RankPlace, store: Store, device: torch.device, least: Callable[[int], int]
-) -> Collectives:
-    """Those sums in one shot that this machine does faster so; `least` is over the tensor group."""
-    name = f"one-shot-{place.pipeline_rank}"
-    one_shot = OneShotSum(name, PrefixStore(name, store), place.tensor_rank, place.tensor_size, device)
-    return agreed_collectives(plain, one_shot, measure(plain.all_reduce, one_shot, device), least)
 
 
 def _stage_link(
@@ -178,7 +163,7 @@ def _gloo(store: Store, rank: int, size: int, host: str) -> ProcessGroup:
 
 def _nccl(store: Store, rank: int, size: int, device: torch.device) -> ProcessGroup:
     if device.type != "cuda":
-        raise ConfigurationError("--collective-backend nccl and one_shot need GPUs; use gloo or shared_memory on CPUs")
+        raise ConfigurationError("--collective-backend nccl needs GPUs; use gloo or shared_memory on CPUs")
     from torch.distributed import ProcessGroupNCCL  # not in builds without CUDA
 
     options = ProcessGroupNCCL.Options()

@@ -10,6 +10,8 @@ from starlette.responses import Response
 import kvasir_runtime
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.admission import Admission, BodyBudget
+from kvasir_runtime.server.chat import CHAT
+from kvasir_runtime.server.completions import COMPLETIONS
 from kvasir_runtime.server.control import control_routes
 from kvasir_runtime.server.embeddings import CLASSIFY, EMBEDDINGS, POOLING
 from kvasir_runtime.server.errors import handle_defect, handle_disconnect, handle_http_error, handle_runtime_error
@@ -21,14 +23,13 @@ from kvasir_runtime.server.middleware import (
     RouterTrustMiddleware,
 )
 from kvasir_runtime.server.open_responses import RESPONSES, kept_responses_routes
-from kvasir_runtime.server.openai import CHAT, COMPLETIONS
 from kvasir_runtime.server.pooling import PoolingRoute, pooling_routes
 from kvasir_runtime.server.probes import Probes, probe_routes
 from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
 from kvasir_runtime.server.scoring import RERANK, SCORE
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
-from kvasir_runtime.server.tokenizer_description import tokenizer_routes
+from kvasir_runtime.server.tokenizer_description import tokenizer_info_routes, tokenizer_routes
 
 GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY, SCORE, RERANK)
@@ -47,6 +48,7 @@ def create_app(
     api_key: str | None,
     router_secret: str | None,
     kv_transfer_trust_clients: bool,
+    shows_tokenizer_info: bool = False,
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(generating_routes(serving, GENERATING))
@@ -56,6 +58,8 @@ def create_app(
     app.include_router(count_tokens_routes(serving))
     app.include_router(kept_responses_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
+    if shows_tokenizer_info:
+        app.include_router(tokenizer_info_routes(serving.description))
     app.include_router(probe_routes(probes))
     app.include_router(control_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)

@@ -66,8 +66,8 @@ _OLD_NAMES = {
     "functions": "this server does not know this older name; send tools",
     "function_call": "this server does not know this older name; send tool_choice",
 }
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-_WISHES: dict[str, tuple[Any, ...]] = {
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+WISHES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             # OpenAI
@@ -87,10 +87,10 @@ _WISHES: dict[str, tuple[Any, ...]] = {
             "return_progress", "samplers", "t_max_predict_ms", "timings_per_token", "top_a", "top_n_sigma",
             "xtc_probability",
         ),
-        _NOTHING,
+        NOTHING,
     ),
     **dict.fromkeys(("repeat_penalty", "tfs_z", "typical_p"), (None, 1)),
-    **dict.fromkeys(_OLD_NAMES, _NOTHING),
+    **dict.fromkeys(_OLD_NAMES, NOTHING),
     "web_search_options": (None,),
 }  # fmt: skip
 """At the top of a body. With the values that ask for nothing."""
@@ -106,7 +106,7 @@ def _hint(name: str, info: ValidationInfo) -> str:
 
 
 def _hint_or_wish(name: str, info: ValidationInfo) -> str:
-    return name if name in _WISHES else _hint(name, info)
+    return name if name in WISHES else _hint(name, info)
 
 
 class RequestModel(BaseModel):
@@ -122,7 +122,7 @@ class Body(RequestModel):
     def check_wishes(self) -> None:
         """Raises InvalidRequestError for one that is not granted here."""
         for name, value in (self.model_extra or {}).items():
-            if name in _WISHES and value not in _WISHES[name]:
+            if name in WISHES and value not in WISHES[name]:
                 raise InvalidRequestError(f"{name}: {_OLD_NAMES.get(name, UNSUPPORTED)}", name)
 
 
@@ -137,9 +137,13 @@ class LenientBody(Body):
 
     __pydantic_extra__: dict[Annotated[str, AfterValidator(_taken)], Any] = Field(init=False)
 
+    def extra(self, name: str) -> Any:
+        """Of a key without a field; None: it was not sent."""
+        return (self.model_extra or {}).get(name)
+
 
 def _refuse_unless_empty(value: Any) -> Any:
-    if value in _NOTHING:
+    if value in NOTHING:
         return None
     raise PydanticCustomError("unsupported", UNSUPPORTED)
 
@@ -250,7 +254,7 @@ def _invalid_field(model: type[Body], details: list[ErrorDetails]) -> InvalidReq
         return InvalidRequestError(f"{field}: {first['msg']}", field)
     same_field = (_expected(detail) for detail in details if _field_name(detail["loc"]) == field)
     expected = "; or ".join(dict.fromkeys(same_field))
-    return InvalidRequestError(f"{field}: {_shown(first['input'])} was given, but {expected}", field)
+    return InvalidRequestError(f"{field}: {shown(first['input'])} was given, but {expected}", field)
 
 
 def _unknown_fields(model: type[Body], details: list[ErrorDetails]) -> InvalidRequestError:
@@ -278,6 +282,7 @@ def _expected(detail: ErrorDetails) -> str:
     return re.sub("^[A-Z][a-z]+ should", "it should", detail["msg"]).replace(" after validation", "")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """What was given, as the client wrote it, or its beginning."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_SHOWN_INPUT else f"{text[:MAX_SHOWN_INPUT]}..."

@@ -14,17 +14,15 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.server.body import parse, read_body
+from kvasir_runtime.server.chat import ChatRoute
 from kvasir_runtime.server.errors import anthropic_error, anthropic_response
-from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.messages_request import MessagesChat, MessagesPrompt, MessagesRequest
-from kvasir_runtime.server.openai import chat_prompts, chat_reading, transfer_params_of
-from kvasir_runtime.server.prompts import Prompt
-from kvasir_runtime.server.reading import AnswerReader, Reading
+from kvasir_runtime.server.openai_shape import transfer_params_of
 from kvasir_runtime.server.responses import Usage, to_json
-from kvasir_runtime.server.serving import Heading, Route, Serving
+from kvasir_runtime.server.serving import Prepared, Serving
+from kvasir_runtime.server.typed_events import Told, TypedEventShape, written
 from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -79,10 +77,6 @@ class TokenCount(msgspec.Struct):
     input_tokens: int
 
 
-def to_event(value: Any, kind: str) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind} | value))
-
-
 def blocks_of(events: Sequence[Event]) -> list[Block]:
     """Of a whole answer."""
     kinds = {Content: "text", Reasoning: "thinking"}
@@ -116,13 +110,14 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 class Blocks:
-    """The content blocks of one answer as events; at most one is open."""
+    """The content blocks of one answer as events."""
 
     def __init__(self) -> None:
         self._index = -1
         self._open: str | None = None
+        self.has_called = False
 
-    def add(self, event: Event) -> Iterator[bytes]:
+    def add(self, event: Event) -> Iterator[Told]:
         match event:
             case Content(text=text) if text:
                 yield from self._begin_unless_open("text", {"text": ""})
@@ -131,6 +126,7 @@ class Blocks:
                 yield from self._begin_unless_open("thinking", {"thinking": "", "signature": ""})
                 yield self._delta({"type": "thinking_delta", "thinking": text})
             case CallBegun(name=name, call_id=call_id):
+                self.has_called = True
                 yield from self.close()
                 yield self._begin("tool_use", {"id": call_id, "name": name, "input": {}})
             case Arguments(text=text) if text:
@@ -138,114 +134,78 @@ class Blocks:
             case CallEnded():
                 yield from self.close()
 
-    def close(self) -> Iterator[bytes]:
+    def close(self) -> Iterator[Told]:
         if self._open == "thinking":
             yield self._delta({"type": "signature_delta", "signature": SIGNATURE})
         if self._open is not None:
             self._open = None
-            yield to_event({"index": self._index}, "content_block_stop")
+            yield "content_block_stop", {"index": self._index}
 
-    def _begin_unless_open(self, kind: str, fields: dict[str, Any]) -> Iterator[bytes]:
+    def _begin_unless_open(self, kind: str, fields: dict[str, Any]) -> Iterator[Told]:
         if self._open != kind:
             yield from self.close()
             yield self._begin(kind, fields)
 
-    def _begin(self, kind: str, fields: dict[str, Any]) -> bytes:
+    def _begin(self, kind: str, fields: dict[str, Any]) -> Told:
         self._open = kind
         self._index += 1
-        return to_event({"index": self._index, "content_block": {"type": kind} | fields}, "content_block_start")
+        return "content_block_start", {"index": self._index, "content_block": {"type": kind} | fields}
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return to_event({"index": self._index, "delta": delta}, "content_block_delta")
+    def _delta(self, delta: dict[str, Any]) -> Told:
+        return "content_block_delta", {"index": self._index, "delta": delta}
 
 
-class MessagesShape:
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        wishes: MessagesChat,
-        prompts: Sequence[Prompt],
-        heading: Heading,
-        reading: Reading | None = None,
-    ) -> None:
-        self._wishes = wishes
-        self._heading = heading
-        self._has_begun = False
-        self._reader = None if reading is None else AnswerReader(reading, heading.id, heading.created)
+class MessagesShape(TypedEventShape[MessagesChat]):
+    def __init__(self, prepared: Prepared[MessagesChat]) -> None:
         self._blocks = Blocks()
-        self._has_called = False
-
-    def skip(self, sequence: SequenceDelta) -> None:
-        self._has_begun = True
-        for event in self._read(sequence):
-            for _ in self._blocks.add(event):
-                pass
-
-    def shown(self, delta: SequenceDelta) -> SequenceDelta:
-        return delta
+        super().__init__(prepared, self._blocks)
 
     def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
         [sequence] = sequences
+        events = self.read(sequence)
         message = self._message(usage)
-        message.content = blocks_of(self._read(sequence))
-        message.stop_reason, message.stop_sequence = self._ending(sequence, usage)
+        message.content = blocks_of(events)
+        has_called = any(isinstance(event, CallBegun) for event in events)
+        message.stop_reason, message.stop_sequence = self._ending(sequence, usage, has_called=has_called)
         message.kv_transfer_params = transfer_params_of(sequences)
         return to_json(message)
 
-    def first_event(self, meter: UsageMeter) -> bytes:
-        return b""
+    def begin(self, usage: Usage) -> Iterator[Told]:
+        message = self._message(usage)
+        message.usage.output_tokens = 0  # of those that are out, however many came at once
+        yield "message_start", {"message": message}
+        yield "ping", {}
 
-    def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
-        return b"".join(self._events(delta, meter))
-
-    def _events(self, delta: SequenceDelta, meter: UsageMeter) -> Iterator[bytes]:
-        if not self._has_begun:
-            self._has_begun = True
-            message = self._message(meter.usage())
-            message.usage.output_tokens = 0  # of those that are out, however many came at once
-            yield to_event({"message": message}, "message_start")
-            yield to_event({}, "ping")
-        for event in self._read(delta):
-            yield from self._blocks.add(event)
-        if delta.finish_reason is not None:
-            yield from self._blocks.close()
-            yield self._message_delta(delta, meter.usage())
-
-    def _read(self, delta: SequenceDelta) -> Sequence[Event]:
-        events = [Content(delta.text)] if self._reader is None else self._reader.read(delta)
-        self._has_called = self._has_called or any(isinstance(event, CallBegun) for event in events)
-        return events
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """It came with the end of the only sequence."""
-        return b""
-
-    def end(self) -> bytes:
-        return to_event({}, "message_stop")
-
-    def error_event(self, error: KvasirRuntimeError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % to_json(anthropic_error(error)[1])
-
-    def _message_delta(self, delta: SequenceDelta, usage: Usage) -> bytes:
-        stop_reason, stop_sequence = self._ending(delta, usage)
+    def finish(self, delta: SequenceDelta, usage: Usage) -> Iterator[Told]:
+        yield from self._blocks.close()
+        stop_reason, stop_sequence = self._ending(delta, usage, has_called=self._blocks.has_called)
         fields: dict[str, Any] = {
             "delta": {"stop_reason": stop_reason, "stop_sequence": stop_sequence},
             "usage": _usage(usage),
         }
         if delta.kv_transfer_params is not None:
             fields["kv_transfer_params"] = delta.kv_transfer_params
-        return to_event(fields, "message_delta")
+        yield "message_delta", fields
 
-    def _ending(self, delta: SequenceDelta, usage: Usage) -> tuple[StopReason, str | None]:
+    def end(self) -> bytes:
+        return written("message_stop", {})
+
+    def error_event(self, error: KvasirRuntimeError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % to_json(anthropic_error(error)[1])
+
+    def to_event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        return written(kind, fields)
+
+    def _ending(self, delta: SequenceDelta, usage: Usage, *, has_called: bool) -> tuple[StopReason, str | None]:
         if isinstance(delta.stop_reason, str):
             return "stop_sequence", delta.stop_reason
         if delta.finish_reason != "length":
-            return "tool_use" if self._has_called else "end_turn", None
-        is_asked_for = usage.completion_tokens >= (self._wishes.max_tokens or 0)
+            return "tool_use" if has_called else "end_turn", None
+        is_asked_for = usage.completion_tokens >= (self.wishes.max_tokens or 0)
         return "max_tokens" if is_asked_for else "model_context_window_exceeded", None
 
     def _message(self, usage: Usage) -> MessageAnswer:
-        return MessageAnswer(id=self._heading.id, model=self._heading.model, content=[], usage=_usage(usage))
+        return MessageAnswer(id=self.heading.id, model=self.heading.model, content=[], usage=_usage(usage))
 
 
 def _usage(usage: Usage) -> MessagesUsage:
@@ -257,13 +217,11 @@ async def _to_chat(asked: MessagesRequest, serving: Serving, request: Request) -
     return asked.to_chat(drops_client_header=serving.drops_client_header)
 
 
-MESSAGES = Route(
+MESSAGES = ChatRoute(
     path=PATH,
     id_prefix="msg",
     body=MessagesRequest,
     wishes=_to_chat,
-    prompts=chat_prompts,
-    reading=chat_reading,
     shape=MessagesShape,
     refusal=anthropic_response,
 )

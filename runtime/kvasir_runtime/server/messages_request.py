@@ -15,7 +15,6 @@ from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
-    CHAT_EXTRAS,
     MAX_MESSAGES,
     MAX_STOP_STRINGS,
     ChatCompletionRequest,
@@ -25,6 +24,7 @@ from kvasir_runtime.server.protocol import (
     TopK,
     TopP,
     Whole,
+    chats_fields,
 )
 from kvasir_runtime.server.tools import MAX_TOOLS
 
@@ -68,10 +68,8 @@ class MessagesPrompt(LenientBody):
 
     def check_wishes(self) -> None:
         for name in _REFUSED:
-            if self._extra(name):
+            if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
-        if self._extra("n") not in (None, 1):
-            raise InvalidRequestError("n: an answer of this API is one sequence; send several requests", "n")
 
     def to_tokenize(self, *, drops_client_header: bool) -> TokenizeChatRequest:
         """Raises InvalidRequestError."""
@@ -84,11 +82,8 @@ class MessagesPrompt(LenientBody):
             "messages": translated(messages),
             "continue_final_message": is_prefilled(self.messages),
             "tools": translated(partial(chat_tools, self.tools)),
-            **thinking_fields(_plain(self.thinking), _plain(self.output_config), self._extra("chat_template_kwargs")),
+            **thinking_fields(_plain(self.thinking), _plain(self.output_config), self.extra("chat_template_kwargs")),
         }
-
-    def _extra(self, name: str) -> Any:
-        return (self.model_extra or {}).get(name)
 
 
 class MessagesChat(ChatCompletionRequest):
@@ -113,15 +108,12 @@ class MessagesRequest(MessagesPrompt):
 
     def to_chat(self, *, drops_client_header: bool) -> MessagesChat:
         """Raises InvalidRequestError."""
-        extras = {name: value for name, value in (self.model_extra or {}).items() if name in CHAT_EXTRAS}
-        asked = translated(partial(tool_choice, self.tool_choice))
-        values = extras | self._prompt(drops_client_header) | (asked if self.tools else {})
-        for name in ("max_tokens", "stream", "temperature", "top_p", "top_k"):
-            values[name] = getattr(self, name)
-        values["stop"] = self.stop_sequences
-        values["thinking_token_budget"] = None if self.thinking is None else self.thinking.budget_tokens
-        values["response_format"] = self._response_format()
-        return checked(MessagesChat, values)
+        asked = translated(partial(tool_choice, self.tool_choice)) if self.tools else {}
+        own = {name: getattr(self, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
+        own["stop"] = self.stop_sequences
+        own["thinking_token_budget"] = None if self.thinking is None else self.thinking.budget_tokens
+        own["response_format"] = self._response_format()
+        return checked(MessagesChat, chats_fields(self, self._prompt(drops_client_header) | asked | own))
 
     def _response_format(self) -> dict[str, Any] | None:
         config = self.output_config

@@ -15,20 +15,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvasir_runtime.engine.generation import SequenceDelta
-from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
+from kvasir_runtime.server.chat import ChatRoute
 from kvasir_runtime.server.errors import ResponseNotFoundError, error_response, status_and_body
-from kvasir_runtime.server.exchange import UsageMeter
 from kvasir_runtime.server.open_responses_request import ResponsesChat, ResponsesRequest, in_chats_words
-from kvasir_runtime.server.openai import chat_prompts, chat_reading, transfer_params_of
-from kvasir_runtime.server.prompts import Prompt
-from kvasir_runtime.server.reading import AnswerReader, Reading
+from kvasir_runtime.server.openai_shape import transfer_params_of
 from kvasir_runtime.server.resolving import TENANT_HEADER
 from kvasir_runtime.server.response_items import Json, OutputItems, Status
 from kvasir_runtime.server.response_store import KeptResponse
 from kvasir_runtime.server.responses import Usage, to_json
-from kvasir_runtime.server.serving import Heading, Route, Serving
-from kvasir_runtime.talk.events import Content, Event
+from kvasir_runtime.server.serving import Prepared, Serving
+from kvasir_runtime.server.typed_events import Told, TypedEventShape, written
 
 PATH = "/v1/responses"
 END_OF_STREAM = b": end\n\n"
@@ -37,100 +34,60 @@ MAX_LISTED = 100
 DEFAULT_LISTED = 20
 
 
-class ResponsesShape:
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        wishes: ResponsesChat,
-        prompts: Sequence[Prompt],
-        heading: Heading,
-        reading: Reading | None = None,
-    ) -> None:
-        self._wishes = wishes
-        self._heading = heading
-        self._num_events = heading.num_events_before
-        self._has_begun = False
-        self._reader = None if reading is None else AnswerReader(reading, heading.id, heading.created)
-        self._output = OutputItems(heading.id, wishes.offered_tools)
-
-    def skip(self, sequence: SequenceDelta) -> None:
-        self._has_begun = True
-        for event in self._read(sequence):
-            for _ in self._output.add(event):
-                pass
-
-    def shown(self, delta: SequenceDelta) -> SequenceDelta:
-        return delta
+class ResponsesShape(TypedEventShape[ResponsesChat]):
+    def __init__(self, prepared: Prepared[ResponsesChat]) -> None:
+        self._items = OutputItems(prepared.heading.id, prepared.wishes.offered_tools)
+        self._num_events = prepared.heading.num_events_before
+        super().__init__(prepared, self._items)
 
     def whole(self, sequences: Sequence[SequenceDelta], usage: Usage) -> bytes:
         [sequence] = sequences
-        for event in self._read(sequence):
-            for _ in self._output.add(event):
-                pass
-        for _ in self._output.close(_status(sequence)):
+        self.skip(sequence)
+        for _ in self._items.close(_status(sequence)):
             pass
         return to_json(self._ended(sequence, usage))
 
-    def first_event(self, meter: UsageMeter) -> bytes:
-        return b""
+    def begin(self, usage: Usage) -> Iterator[Told]:
+        yield "response.created", {"response": self._response("in_progress", [])}
+        yield "response.in_progress", {"response": self._response("in_progress", [])}
 
-    def event(self, delta: SequenceDelta, meter: UsageMeter) -> bytes:
-        return b"".join(self._events(delta, meter))
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """It came with the end of the only sequence."""
-        return b""
+    def finish(self, delta: SequenceDelta, usage: Usage) -> Iterator[Told]:
+        yield from self._items.close(_status(delta))
+        yield f"response.{_status(delta)}", {"response": self._ended(delta, usage)}
 
     def end(self) -> bytes:
         return END_OF_STREAM
 
     def error_event(self, error: KvasirRuntimeError) -> bytes:
         told = {"code": "server_error", "message": status_and_body(error)[1].error.message}
-        return self._to_event("response.failed", {"response": self._response("failed", [], error=told)})
+        return self.to_event("response.failed", {"response": self._response("failed", [], error=told)})
 
-    def _events(self, delta: SequenceDelta, meter: UsageMeter) -> Iterator[bytes]:
-        if not self._has_begun:
-            self._has_begun = True
-            yield self._to_event("response.created", {"response": self._response("in_progress", [])})
-            yield self._to_event("response.in_progress", {"response": self._response("in_progress", [])})
-        for event in self._read(delta):
-            for kind, fields in self._output.add(event):
-                yield self._to_event(kind, fields)
-        if delta.finish_reason is not None:
-            for kind, fields in self._output.close(_status(delta)):
-                yield self._to_event(kind, fields)
-            yield self._to_event(f"response.{_status(delta)}", {"response": self._ended(delta, meter.usage())})
-
-    def _read(self, delta: SequenceDelta) -> Sequence[Event]:
-        return [Content(delta.text)] if self._reader is None else self._reader.read(delta)
-
-    def _to_event(self, kind: str, fields: Json) -> bytes:
-        data = to_json({"type": kind, "sequence_number": self._num_events} | fields)
+    def to_event(self, kind: str, fields: Json) -> bytes:
         self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+        return written(kind, {"sequence_number": self._num_events - 1} | fields)
 
     def _ended(self, delta: SequenceDelta, usage: Usage) -> Json:
         """The response with all that there is to it, which is kept as it is sent."""
-        status, items = _status(delta), self._output.items
+        status, items = _status(delta), self._items.items
         response = self._response(
             status,
             items,
             completed_at=int(time.time()) if status == "completed" else None,
             incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
-            usage=_usage(usage, self._output.thought_share),
+            usage=_usage(usage, self._items.thought_share),
         )
-        if (keeper := self._wishes.keeper) is not None:
-            keeper.keep(self._heading.id, to_json(response), [msgspec.Raw(to_json(item)) for item in items])
+        if (keeper := self.wishes.keeper) is not None:
+            keeper.keep(self.heading.id, to_json(response), [msgspec.Raw(to_json(item)) for item in items])
         params = transfer_params_of([delta])
         return response if params is msgspec.UNSET else response | {"kv_transfer_params": params}
 
     def _response(self, status: str, output: list[Json], **ending: Any) -> Json:
-        asked = self._wishes.asked
+        asked = self.wishes.asked
         reasoning = asked.reasoning
         return {
-            "id": self._heading.id,
+            "id": self.heading.id,
             "object": "response",
-            "created_at": self._heading.created,
+            "created_at": self.heading.created,
             "completed_at": None,
             "status": status,
             "background": False,
@@ -139,7 +96,7 @@ class ResponsesShape:
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {},
-            "model": self._heading.model,
+            "model": self.heading.model,
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
@@ -194,13 +151,11 @@ async def _to_chat(asked: ResponsesRequest, serving: Serving, request: Request) 
     return chat
 
 
-RESPONSES = Route(
+RESPONSES = ChatRoute(
     path=PATH,
     id_prefix="resp",
     body=ResponsesRequest,
     wishes=_to_chat,
-    prompts=chat_prompts,
-    reading=chat_reading,
     shape=ResponsesShape,
     refusal=error_response,
 )

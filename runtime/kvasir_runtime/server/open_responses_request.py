@@ -18,29 +18,32 @@ from kvasir_chat.open_responses import (
     OfferedTool,
     chat_messages,
     chat_tool,
+    input_format,
     input_items,
     offered_tools,
     tool_choice,
 )
-from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.errors import UnknownResponseError
 from kvasir_runtime.server.prompts import translated
 from kvasir_runtime.server.protocol import (
-    CHAT_EXTRAS,
     MAX_MESSAGES,
     ChatCompletionRequest,
     KvTransferFields,
     Temperature,
     TopP,
     Whole,
+    chats_fields,
 )
 from kvasir_runtime.server.response_store import Conversation, ResponseStore
 from kvasir_runtime.server.tools import MAX_TOOLS
+from kvasir_runtime.structured.json_quoted import json_quoted_lark, json_quoted_regex
 
 _REFUSED = ("background", "conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 _REFERENCE = "item_reference"
+_QUOTED = {"lark": json_quoted_lark, "regex": json_quoted_regex}
 
 
 class _Options(BaseModel):
@@ -94,7 +97,7 @@ class ResponsesRequest(LenientBody):
 
     def check_wishes(self) -> None:
         for name in _REFUSED:
-            if (self.model_extra or {}).get(name):
+            if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             raise InvalidRequestError(f"top_logprobs, {_LOGPROBS}: {UNSUPPORTED}", "top_logprobs")
@@ -108,21 +111,18 @@ class ResponsesRequest(LenientBody):
     def to_chat(self, items: Sequence[Item], num_earlier: int) -> "ResponsesChat":
         """`items`: the whole conversation. Raises InvalidRequestError."""
         offered = translated(partial(offered_tools, self.tools))
-        chat = checked(
-            ResponsesChat,
-            {
-                **{name: value for name, value in (self.model_extra or {}).items() if name in CHAT_EXTRAS},
-                "model": self.model,
-                "messages": translated(partial(chat_messages, self.instructions, items, num_earlier)),
-                "tools": translated(lambda: [chat_tool(tool) for tool in offered]),
-                **translated(partial(tool_choice, self.tool_choice, offered)),
-                "max_tokens": self.max_tokens or self.max_output_tokens,
-                "kv_transfer_params": self.kv_transfer_params,
-                "response_format": self._response_format(),
-                "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
-                **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")},
-            },
-        )
+        own = {
+            "model": self.model,
+            "messages": translated(partial(chat_messages, self.instructions, items, num_earlier)),
+            "tools": translated(lambda: [chat_tool(tool) for tool in offered]),
+            **translated(partial(tool_choice, self.tool_choice, offered)),
+            "max_tokens": self.max_tokens or self.max_output_tokens,
+            "kv_transfer_params": self.kv_transfer_params,
+            "response_format": self._response_format(),
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "parallel_tool_calls")},
+        }
+        chat = checked(ResponsesChat, chats_fields(self, own))
         chat.bind(self, {tool.called_name: tool for tool in offered})
         return chat
 
@@ -161,6 +161,9 @@ class ResponsesChat(ChatCompletionRequest):
     def bind(self, asked: ResponsesRequest, tools: Mapping[str, OfferedTool]) -> None:
         """What the answer repeats, and what its calls are made of: tools by the names that the model knows."""
         self._asked, self._tools = asked, tools
+        for tool in self.tools or ():
+            if (grammar := _input_grammar(tools[tool.function.name])) is not None:
+                tool.hold_input(grammar)
 
     def keep_with(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -181,6 +184,23 @@ class ResponsesChat(ChatCompletionRequest):
     @property
     def token_limit_field(self) -> str:
         return "max_output_tokens"
+
+
+def _input_grammar(tool: OfferedTool) -> str | None:
+    """Raises InvalidRequestError."""
+    wanted = input_format(tool)
+    if wanted is None:
+        return None
+    syntax, definition = wanted
+    if syntax not in _QUOTED:
+        known = " and ".join(_QUOTED)
+        raise InvalidRequestError(
+            f"{tool.field}.format.syntax: {syntax[:40]!r} was given; known are {known}", tool.field
+        )
+    try:
+        return _QUOTED[syntax](definition)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{tool.field}.format.definition: {error}", tool.field) from error
 
 
 async def in_chats_words(asked: ResponsesRequest, store: ResponseStore, tenant: str) -> ResponsesChat:

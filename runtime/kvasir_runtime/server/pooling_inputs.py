@@ -11,6 +11,7 @@ from typing import Any
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ContextLengthError, InvalidRequestError
 from kvasir_runtime.pooling.sentence_transformers import SentenceInputs
+from kvasir_runtime.server.body import shown
 from kvasir_runtime.server.pooling_fields import PoolingFields
 from kvasir_runtime.server.prompts import INLINE_CHARS
 from kvasir_runtime.server.resolving import Limits, check_token_ids
@@ -138,9 +139,9 @@ def check_number(num_texts: int, limits: Limits, param: str) -> None:
 
 
 def _wrong_input(seen: Any) -> InvalidRequestError:
-    shown = "nothing" if seen is None else repr(seen[:8] if isinstance(seen, list) else seen)[:80]
+    given = "nothing" if seen is None else shown(seen[:8] if isinstance(seen, list) else seen)
     return InvalidRequestError(
-        f"input: {shown} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
+        f"input: {given} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
         "and not empty",
         "input",
     )

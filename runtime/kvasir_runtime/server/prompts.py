@@ -17,6 +17,7 @@ from kvasir_chat.messages import ConversationRefusedError
 from kvasir_chat.template import ChatTemplate
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError, ContextLengthError, InvalidRequestError
+from kvasir_runtime.server.body import shown
 from kvasir_runtime.server.protocol import ChatMessage, ChatPrompt, CompletionRequest
 from kvasir_runtime.server.resolving import Limits, check_fits, check_token_ids, most_prompt_tokens
 
@@ -60,11 +61,10 @@ class PromptBuilder:
 
     async def chat_prompt(self, chat: ChatPrompt, limits: Limits, most_tokens: int | None = None) -> Prompt:
         """Of `most_tokens` the last; None: all."""
-        render = self._renderer(chat)
         if _is_short(chat):
-            text = render()
+            text = self._render(chat)
         else:
-            text = await asyncio.get_running_loop().run_in_executor(self._renderers, render)
+            text = await asyncio.get_running_loop().run_in_executor(self._renderers, self._render, chat)
         token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages", most_tokens)
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
@@ -111,28 +111,25 @@ class PromptBuilder:
             raise InvalidRequestError("prompt: it is empty, but at least one token is needed to go on", "prompt")
         return prompt
 
-    def _renderer(self, chat: ChatPrompt) -> Callable[[], str]:
-        if (template := self._chat_template) is None:
+    def _render(self, chat: ChatPrompt) -> str:
+        if self._chat_template is None:
             raise InvalidRequestError(
                 "the model has no chat template, so it cannot take messages; use /v1/completions, or start the server "
                 "with --chat-template",
                 "messages",
             )
-
-        def render() -> str:
-            return translated(
-                lambda: template.render(
-                    [message.model_dump(exclude_none=True) for message in chat.messages],
-                    add_generation_prompt=chat.add_generation_prompt,
-                    continue_final_message=chat.continue_final_message,
-                    tools=[tool.sent for tool in chat.tools] if chat.tools else None,
-                    documents=chat.documents,
-                    reasoning_effort=chat.reasoning_effort,
-                    variables=chat.chat_template_kwargs,
-                )
+        try:
+            return self._chat_template.render(
+                [message.model_dump(exclude_none=True) for message in chat.messages],
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                tools=[tool.sent for tool in chat.tools] if chat.tools else None,
+                documents=chat.documents,
+                reasoning_effort=chat.reasoning_effort,
+                variables=chat.chat_template_kwargs,
             )
-
-        return render
+        except ConversationRefusedError as error:
+            raise InvalidRequestError(str(error), error.field) from error
 
 
 def translated(make: Callable[[], T]) -> T:
@@ -182,7 +179,7 @@ def _check_vocabulary(token_ids: list[int], vocab_size: int, param: str) -> None
 
 
 def _wrong_prompt(prompt: Any) -> InvalidRequestError:
-    seen = "nothing" if prompt is None else repr(prompt[:8] if isinstance(prompt, list) else prompt)[:80]
+    seen = "nothing" if prompt is None else shown(prompt[:8] if isinstance(prompt, list) else prompt)
     return InvalidRequestError(
         f"prompt: {seen} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
         "and not empty",

@@ -4,13 +4,15 @@ Fields carry OpenAI's and vLLM's names and meanings. What becomes of keys withou
 always means: not given.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticUseDefault
 
+from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, EarlyStopping
-from kvasir_runtime.server.body import Body, RequestModel, Unsupported
+from kvasir_runtime.server.body import NOTHING, WISHES, Body, LenientBody, RequestModel, Unsupported
 from kvasir_runtime.server.token_rules import TokenId, TokenRuleFields
 from kvasir_runtime.server.tools import OfferedTools, ToolFields
 
@@ -336,13 +338,27 @@ class ChatCompletionRequest(ChatPrompt, ToolFields, GenerationFields):
         return self
 
 
-CHAT_EXTRAS = frozenset({
-    "cache_salt", "chat_template_kwargs", "frequency_penalty", "guided_choice", "guided_grammar", "guided_json",
-    "guided_regex", "ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "logit_bias", "min_p",
-    "min_tokens", "presence_penalty", "priority", "repetition_penalty", "request_id", "seed", "skip_special_tokens",
-    "stop_token_ids", "structured_outputs", "thinking_token_budget",
-})  # fmt: skip
-"""Fields of chat that mean the same in APIs which have no names for them."""
+_CHATS_WORDS = frozenset({"max_completion_tokens", "modalities", "stream_options"})
+"""Other APIs have their own for it."""
+_UNTOLD = frozenset(
+    {"logprobs", "n", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids", "top_logprobs"}
+)
+"""What answers that are one sequence of text have no place for."""
+
+
+def chats_fields(body: LenientBody, translated: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request of another API: what its own fields come to, where not None, and every field of chat that the API
+    has no name for, which means there what it means in chat, as do wishes that chat refuses. Raises InvalidRequestError
+    for those that its answers have no place for.
+    """
+    known = ChatCompletionRequest.model_fields.keys() | WISHES.keys()
+    given = {name: value for name in known if (value := body.extra(name)) is not None}
+    for name in sorted(_UNTOLD & given.keys()):
+        if given[name] not in NOTHING and (name, given[name]) != ("n", 1):
+            raise InvalidRequestError(f"{name}: an answer of this API is one text, with no place for it", name)
+    return {name: value for name, value in given.items() if name not in _CHATS_WORDS | _UNTOLD} | {
+        name: value for name, value in translated.items() if value is not None
+    }
 
 
 class TokenizeTextRequest(Body):

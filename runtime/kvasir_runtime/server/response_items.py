@@ -7,12 +7,11 @@ from typing import Any, Literal, Protocol
 
 from kvasir_chat.open_responses import OfferedTool
 from kvasir_runtime.server.custom_input import CustomInput
+from kvasir_runtime.server.typed_events import Told
 from kvasir_runtime.talk.events import Arguments, CallBegun, CallEnded, Content, Event, Reasoning
 
 Json = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
-Told = tuple[str, Json]
-"""An event's type, and its fields besides `sequence_number`."""
 
 
 class OpenItem(Protocol):

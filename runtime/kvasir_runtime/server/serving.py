@@ -29,7 +29,7 @@ from kvasir_runtime.server.middleware import REQUEST_ID, REQUEST_ID_HEADER
 from kvasir_runtime.server.pair_prompts import PairPrompt
 from kvasir_runtime.server.prompts import Prompt, PromptBuilder
 from kvasir_runtime.server.protocol import GenerationFields
-from kvasir_runtime.server.reading import Reading
+from kvasir_runtime.server.reading import AnswerReader, Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
 from kvasir_runtime.server.structured import Grammars
@@ -77,6 +77,7 @@ class Serving:
         """Raises EngineDeadError, and ServerUnavailableError while the model is loading."""
         if self.engine.dead is not None:
             raise self.engine.dead
+        self.engine.check_awake()
         ready = self.engine.ready
         if ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
@@ -127,6 +128,21 @@ def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> 
     """The reading of a route that answers with the model's text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[Wishes]):
+    """A request that only has to be generated: what its answer is shaped by."""
+
+    tokenizer: Tokenizer
+    wishes: Wishes
+    prompts: Sequence[Prompt]
+    heading: Heading
+    reading: Reading | None = None
+
+    def reader(self) -> AnswerReader | None:
+        """None: text is all that there is to read."""
+        return None if self.reading is None else AnswerReader(self.reading, self.heading.id, self.heading.created)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Generic[Asked, Wishes]):
     path: str
@@ -136,7 +152,7 @@ class Route(Generic[Asked, Wishes]):
     wishes: Callable[[Asked, Serving, Request], Awaitable[Wishes]]
     """What it asks for in the words that requests are resolved from."""
     prompts: Callable[[PromptBuilder, Wishes, Limits], Awaitable[list[Prompt]]]
-    shape: Callable[[Tokenizer, Wishes, Sequence[Prompt], Heading, Reading | None], Shape]
+    shape: Callable[[Prepared[Wishes]], Shape]
     refusal: Callable[[KvasirRuntimeError], Response]
     """In the words of the route's API, where an answer has not begun; its shape has those for later."""
     reading: Callable[[AnswerFormats, Wishes, Sequence[Prompt]], Reading | None] = as_it_is
@@ -184,7 +200,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)
-    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
+    grammar = None if wanted is None else await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(
@@ -210,7 +226,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
         engine=serving.engine,
         admission=serving.admission,
         requests=requests,
-        shape=route.shape(serving.tokenizer, wishes, prompts, heading, reading),
+        shape=route.shape(Prepared(serving.tokenizer, wishes, prompts, heading, reading)),
         shapers=serving.shapers,
         num_returned=wishes.num_returned,
         journal=journal,

@@ -33,7 +33,7 @@ def proposer_of(
 def make_proposer(
     config: SpeculativeConfig, target: Decoder, placement: Placement, backend: AttentionBackend, max_model_len: int
 ) -> Proposer:
-    """The target's attention backend serves the draft's own layers too; `config` has passed `config.check_values`.
+    """The target's attention backend serves the draft's own layers too; `config` has passed `check_values`.
 
     Raises ConfigurationError, ModelLoadError.
     """

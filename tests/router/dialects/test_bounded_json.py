@@ -23,7 +23,7 @@ from kvasir_router.dialects.dialect import (
 )
 from kvasir_router.dialects.messages import Messages
 from kvasir_router.dialects.responses import Responses
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Tokenize
 from kvasir_router.prefix_index.tokens import PieceCache, PromptTokenizer
 from kvasir_router.relay.kv_transfer import without_clients_params
 
@@ -74,8 +74,6 @@ async def index() -> AsyncIterator[Any]:
         (Responses(), b'{"input":%b}' % many(b"{}")),
         (Responses(), b'{"input":"hi","tools":%b}' % many(b"{}")),
         (Responses(), b'{"input":"hi","reasoning":%b}' % many(b"{}")),
-        (Passthrough("/x"), b'{"messages":%b}' % many(b"{}")),
-        (Passthrough("/x"), b'{"input":%b}' % many(b"1")),
     ],
 )
 async def test_a_body_of_many_values_costs_a_few_times_its_bytes(dialect: Dialect, body: bytes, index: Any) -> None:

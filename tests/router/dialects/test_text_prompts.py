@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvasir_router.dialects.dialect import Dialect, Prompt
-from kvasir_router.dialects.text_prompts import Completions, Embeddings, Passthrough, Scores, Tokenize
+from kvasir_router.dialects.text_prompts import Completions, Embeddings, Scores, Tokenize
 from kvasir_router.errors import RequestError
 
 
@@ -68,7 +68,6 @@ def test_the_same_text_of_another_api_model_or_salt_shares_nothing() -> None:
         prompt({"prompt": "a", "cache_salt": "s"}).seed,
         prompt({"input": "a"}, Embeddings()).seed,
         prompt({"input": "a"}, Embeddings("/classify")).seed,
-        prompt({"prompt": "a"}, Passthrough("/v1/messages")).seed,
     ]
     assert len(set(seeds)) == len(seeds)
 
@@ -78,19 +77,7 @@ def test_nothing_is_prefilled_to_tokenize() -> None:
     assert tokenize.prompt(tokenize.read(b'{"prompt": "text"}'), "m") is None
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ({"messages": [{"content": "hi"}]}, b"{}hi"),
-        ({"prompt": "hi"}, b"hi"),
-        ({"input": ["hi", "you"]}, b"hi\0you"),
-    ],
-)
-def test_of_other_apis_whatever_reads_like_a_prompt_is_one(body: dict[str, Any], expected: bytes) -> None:
-    assert prompt(body, Passthrough("/v1/responses")).content == expected
-
-
-@pytest.mark.parametrize("dialect", [Completions(), Embeddings(), Scores("/x"), Tokenize(), Passthrough("/x")])
+@pytest.mark.parametrize("dialect", [Completions(), Embeddings(), Scores("/x"), Tokenize()])
 def test_an_error_in_a_stream_is_its_body_as_an_event(dialect: Dialect) -> None:
     error = RequestError("no")
     assert dialect.error_event(error) == b"data: " + dialect.error_body(error) + b"\n\n"

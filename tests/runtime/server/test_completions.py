@@ -7,7 +7,7 @@ import pytest
 
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.server.openai import LogprobsFormatter
+from kvasir_runtime.server.logprobs import LogprobsFormatter
 
 PROMPT = "the quick brown fox größer 日本語 😀"
 

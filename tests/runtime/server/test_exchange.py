@@ -26,10 +26,10 @@ from kvasir_runtime.requests.add_request import RequestSpec
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.server.admission import Admission
+from kvasir_runtime.server.chat import CHAT
 from kvasir_runtime.server.exchange import INLINE_LOGPROBS, Exchange, event_stream
 from kvasir_runtime.server.journal import ROOM_TO_MOVE_BYTES, JournalWriter
 from kvasir_runtime.server.middleware import REQUEST_ID
-from kvasir_runtime.server.openai import CHAT
 from kvasir_runtime.server.serving import Serving, generating_routes
 from kvasir_runtime.transfer.params import KvTransferParams
 

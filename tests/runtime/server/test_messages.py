@@ -348,7 +348,6 @@ def test_the_header_of_coding_assistants_stays_unless_that_is_wanted(running) ->
         ({"system": [{"type": "image"}]}, "system[0]: a block of the type 'image' cannot stand here"),
         ({"mcp_servers": [{"name": "a"}]}, "mcp_servers: this server does not support it"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
-        ({"n": 2}, "n: an answer of this API is one sequence"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_its_place(running, path: str, options: Any, told: str) -> None:
