@@ -148,6 +148,7 @@ class ApiServer:
             api_key=api_key,
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
+            shows_tokenizer_info=config.server.enable_tokenizer_info_endpoint,
         )
         _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
