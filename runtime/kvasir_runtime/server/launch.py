@@ -126,6 +126,7 @@ class ApiServer:
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         self._response_store = ResponseStore(ipc_dir / "responses", config.server.response_store_bytes)
         serving = _serving(config, self.engine, self.admission, tokenizer, self._response_store, limits.body_seconds)
+        self._grammars = serving.grammars
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
@@ -180,6 +181,7 @@ class ApiServer:
             for channel in self._channels:
                 channel.close()
             self._response_store.close()
+            self._grammars.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -288,7 +290,7 @@ def _serving(
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
-        grammars=Grammars(tokenizer),
+        grammars=Grammars(),
         formats=answer_formats(tokenizer, source, config.model.tool_call_parser, config.model.reasoning_parser),
         description=TokenizerDescription(tokenizer, source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),

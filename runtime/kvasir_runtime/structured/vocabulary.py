@@ -71,6 +71,11 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._vocab_size)
 
     @property
+    def fault(self) -> str | None:
+        """Why it cannot go on; None: it can."""
+        return self._reason() if self._matcher.is_error() else None
+
+    @property
     def is_complete(self) -> bool:
         """Whether no token may follow, only the end."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
@@ -120,11 +125,20 @@ class Vocabulary:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
         kept = self._kept.pop(grammar, None)
         if kept is None:
-            made = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
-            kept = Matcher(made, self._vocab_size)
-            if made.is_error():
-                raise GrammarError(kept._reason())
+            kept = self._made(grammar)
+            if (fault := kept.fault) is not None:
+                raise GrammarError(fault)
         self._kept[grammar] = kept
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
         return kept.copy()
+
+    def fault_of(self, grammar: str) -> str | None:
+        """Why it is none, or too large; None: it is one. Nothing of it is kept."""
+        try:
+            return self._made(grammar).fault
+        except ValueError as error:  # of what is no Unicode
+            return str(error)
+
+    def _made(self, grammar: str) -> Matcher:
+        return Matcher(llguidance.LLMatcher(self._tokenizer, grammar, log_level=0), self._vocab_size)
