@@ -103,6 +103,11 @@ class OperatorSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             self._check_bounds(each.name, each.metadata)
+        if self.retry_initial_seconds > self.retry_max_seconds:
+            raise InvalidSettingsError(
+                f"--retry-initial-seconds {self.retry_initial_seconds:g} is more than --retry-max-seconds "
+                f"{self.retry_max_seconds:g}, the longest wait: lower it, or raise the longest"
+            )
         if self.prometheus_url is not None and "@" in _host(self.prometheus_url):
             raise InvalidSettingsError(
                 "--prometheus-url holds a user's name or password, which arguments, logs and statuses would show: "

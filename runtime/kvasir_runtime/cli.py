@@ -7,6 +7,7 @@ is a child process; API processes beyond the first are children too, and share t
 
 import argparse
 import dataclasses
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, error.last_words)
     except KvasirRuntimeError as error:
         parser.exit(1, f"kvasir-runtime: error: {error}\n")
+    except KeyboardInterrupt:  # before anything listens for it
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run(namespace: argparse.Namespace) -> int:

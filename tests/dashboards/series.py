@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.engine_series import engine_registry
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.desired.roles import engine_roles
@@ -56,7 +56,7 @@ def known_series(folder: Path) -> dict[str, Labels]:
 
 def monitored_labels() -> Labels:
     """Those that the PodMonitors of a service put on its series."""
-    [service] = load_services(ROOT / "examples" / "quickstart.yaml")
+    [service] = load_manifests(ROOT / "examples" / "quickstart.yaml").services
     settings = OperatorSettings()
     [role] = engine_roles(service, settings.defaults)
     monitor = pod_monitor(service, role, settings)
@@ -138,13 +138,12 @@ def gateway_services() -> Iterable[Service]:
 
 def operator_metrics() -> OperatorMetrics:
     """After one of each thing that an operator counts by label."""
-    metrics = OperatorMetrics()
+    metadata, ready = {"namespace": "models", "name": "llama"}, [{"type": "Ready", "status": "True"}]
+    metrics = OperatorMetrics(lambda: [{"metadata": metadata, "spec": {}, "status": {"conditions": ready}}])
     metrics.count_pass(0.1, ValueError())
     metrics.count_request("create", "Deployment", None)
     metrics.count_request("create", "Deployment", ValueError())
     metrics.watch_queue(lambda: 1, lambda: 0.5)
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    metrics.services.watch("ADDED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}, "status": ready})
     verdict = {"serve": Verdict(2, ScalingReason.KV_CACHE_DEMAND, "", 1.5)}
     metrics.show_scaling(ServiceKey("models", "llama"), verdict, verdict)
     return metrics

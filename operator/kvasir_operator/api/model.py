@@ -582,16 +582,13 @@ class ServiceSpec:
 class InferenceService:
     """One model, served behind an OpenAI-compatible endpoint.
 
-    `uid` and `generation` are the API server's; None in a file that was never applied.
+    `uid` is the API server's; None in a file that was never applied.
     """
 
     name: str
     namespace: str
     spec: ServiceSpec
     uid: str | None = None
-    generation: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -608,8 +605,3 @@ class InferenceService:
     def is_behind_gateway(self) -> bool:
         """Whether the installation's gateway serves it, and no router of its own."""
         return self.spec.router.mode == "gateway"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(namespace, name): what a reconcile pass is asked for."""
-        return (self.namespace, self.name)

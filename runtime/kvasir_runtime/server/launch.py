@@ -299,7 +299,7 @@ def _serving(
         model_digest=model_digest(folder, tokenizer_folder),
         created=int(time.time()),
         max_n=config.server.max_n,
-        max_sequences=config.server.max_request_sequences,
+        max_sequences=min(config.server.max_request_sequences, config.server.max_sequences_in_flight),
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.operator.gateways import WITH_GATEWAY
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
@@ -40,7 +40,7 @@ def translate(write_manifest: Callable[..., Path], programs: Path, network: Loop
 
     def make(**spec: Any) -> LocalService:
         file = write_manifest(**spec)
-        [service] = load_services(file)
+        [service] = load_manifests(file).services
         return local_service(service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs))
 
     return make
@@ -123,7 +123,7 @@ def test_secrets_and_config_maps_of_the_files_stand_in_for_those_of_a_cluster(
     volumes = [{"mountPath": "/etc/own-ca", "configMap": {"name": "ca"}}]
     env = [{"name": "SSL_CERT_FILE", "value": "/etc/own-ca/ca.crt"}]
     file = write_manifest(router={"apiKeysSecretRef": {"name": "keys"}}, pod={"volumes": volumes, "env": env})
-    [service] = load_services(file)
+    [service] = load_manifests(file).services
     others = write_data([namespace, keys, ca], tmp_path / "run")
     local = local_service(
         service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs, tmp_path / "run")
@@ -244,7 +244,7 @@ def test_behind_the_gateway_engines_believe_what_it_shows_and_there_is_no_router
     write_manifest: Callable[..., Path], programs: Path, network: LoopbackNetwork
 ) -> None:
     file = write_manifest(router={"mode": "gateway"})
-    [service] = load_services(file)
+    [service] = load_manifests(file).services
     local = local_service(service, WITH_GATEWAY, network, LISTEN, Folders(file.parent, programs))
 
     assert local.routers == ()

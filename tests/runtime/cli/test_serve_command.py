@@ -90,6 +90,21 @@ def test_two_api_processes_share_the_port_and_the_engine(two_apis):
     assert len(set(answers)) == 1
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_and_answers_the_same_when_it_is_awake(two_apis, level):
+    """Whichever of the API processes is asked."""
+    url, body = two_apis.url, BODY | {"prompt": list(range(100)), "max_tokens": 20}
+    before = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    assert httpx.post(f"{url}/sleep", params={"level": level}, timeout=60).status_code == 200
+    for _ in range(6):
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
+        assert [httpx.get(f"{url}/{path}").status_code for path in ("ready", "health")] == [503, 200]
+    assert httpx.post(f"{url}/wake_up", timeout=60).status_code == 200
+    after = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    assert after["choices"][0]["text"] == before
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(two_apis):
     server = two_apis
     core = server.engine_core()

@@ -14,11 +14,11 @@ from tests.runtime.scheduling.step_columns import columns
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, StepOutputs
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, Sleep, StepOutputs
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
+from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
@@ -623,6 +623,23 @@ def test_blocks_are_published_when_they_are_written_and_after_clients_got_their_
     assert isinstance(stored, BlockStored)
     assert stored.token_ids == [1, 2, 3, 1]
     assert publisher.num_sent_before == [1, 2]
+
+
+def test_a_core_that_is_to_sleep_drops_what_is_under_way_and_says_that_nothing_is_cached(make_core, channel, publisher):
+    core = make_core(CountingRunner(), ahead=1, feed=feed_of(publisher, lambda: 0.0))
+    channel.inbox.extend([add("a", max_tokens=100), add("b", max_tokens=100)])
+    for _ in range(8):
+        core.step()
+    num_tokens = len(tokens_of(channel, "a"))
+    channel.inbox.append(Sleep(level=2))
+    assert core.run() == 2
+    stored = {block for event in publisher.events if isinstance(event, BlockStored) for block in event.block_hashes}
+    removed = {block for event in publisher.events if isinstance(event, BlockRemoved) for block in event.block_hashes}
+    assert stored == removed != set()
+    assert channel.broadcasts[-1].stats.num_running == channel.broadcasts[-1].stats.num_blocks_used == 0
+    assert len(tokens_of(channel, "a")) <= num_tokens + 2
+    channel.inbox.extend([add("c", max_tokens=2), Sleep(level=1)])
+    assert core.run() == 1, "and it may go on, and sleep again"
 
 
 def test_published_events_are_counted_when_the_core_falls_asleep(make_core, channel, publisher):
