@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, RouterDefaults
-from kvasir_operator.api.model import ObjectRef, PodSpec, Toleration
+from kvasir_operator.api.model import ObjectRef, PodSpec, ResourcesSpec, RouterResources, Toleration
+from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.settings import OperatorSettings
 
 RenderPod = Callable[..., dict[str, Any]]
+HUNGRY = InstallationDefaults(
+    engine=PodDefaults(resources=ResourcesSpec(memory=Quantity("90Gi"), cpu_limit=Quantity("64"))),
+    router=RouterDefaults(resources=RouterResources(memory=Quantity("2Gi"), cpu_limit=Quantity("2"))),
+)
 PASSED_ON = {
     "nodeSelector": {"gpu": "l4", "kubernetes.io/arch": "arm64"},
     "affinity": {"podAntiAffinity": {}},
@@ -46,6 +51,14 @@ def test_images_are_pulled_when_the_installation_says(template: RenderPod) -> No
     [container] = template(OperatorSettings(image_pull_policy="Never"))["spec"]["containers"]
 
     assert container["imagePullPolicy"] == "Never"
+
+
+def test_a_pod_requests_all_memory_that_it_may_use(template: RenderPod) -> None:
+    """Or its node could take it from where it serves because a neighbour grows."""
+    for settings in (OperatorSettings(), OperatorSettings(defaults=HUNGRY)):
+        [container] = template(settings)["spec"]["containers"]
+        resources = container["resources"]
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
 
 
 def test_one_setting_makes_the_log_of_every_pod_json(template: RenderPod) -> None:
