@@ -160,12 +160,21 @@ def chat_tool(tool: OfferedTool) -> Message:
 
 
 def _custom_description(tool: OfferedTool) -> str:
-    """With the grammar of its input, which nothing else tells the model."""
-    description, wanted = tool.described.get("description") or "", tool.described.get("format")
-    if not isinstance(wanted, dict) or wanted.get("type") != "grammar":
+    """With the grammar of its input, which nothing else tells a model beforehand."""
+    description, wanted = tool.described.get("description") or "", input_format(tool)
+    if wanted is None:
         return str(description)
-    syntax, definition = (text_of(wanted, key, f"{tool.field}.format") for key in ("syntax", "definition"))
+    syntax, definition = wanted
     return f"{description}\nThe input follows this {syntax} grammar:\n{definition}".strip()
+
+
+def input_format(tool: OfferedTool) -> tuple[str, str] | None:
+    """Syntax and definition of the grammar of a custom tool's input. Raises ConversationRefusedError."""
+    wanted = tool.described.get("format") if tool.kind == "custom" else None
+    if not isinstance(wanted, dict) or wanted.get("type") != "grammar":
+        return None
+    syntax, definition = (text_of(wanted, key, f"{tool.field}.format") for key in ("syntax", "definition"))
+    return syntax, definition
 
 
 def tool_choice(choice: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:

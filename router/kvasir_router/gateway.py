@@ -11,7 +11,7 @@ from typing import Any
 
 from kvasir_router.endpoints.gateway_source import ServedService
 from kvasir_router.endpoints.inference_services import InferenceService, claims
-from kvasir_router.endpoints.reflector import ObjectKey
+from kvasir_router.endpoints.objects import ObjectKey
 from kvasir_router.errors import MissingModelError, UnknownModelError
 from kvasir_router.service.factory import ServiceFactory, ServiceSettings
 from kvasir_router.service.service import Follow, Service, Services

@@ -8,7 +8,7 @@ from kvasir_router.relay.body import CLIENT_TIMES, LOOP_BYTES, ClientTimes
 from kvasir_router.relay.journal import JOURNAL_BOUNDS, JournalBounds
 from kvasir_router.remote_prefill import LATE_SECONDS
 from kvasir_router.service.health import PROBE_TIMES, ProbeTimes
-from kvasir_router.service.peers import PEER_SETTINGS, PeerSettings
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings
 
 
 @dataclass(frozen=True)

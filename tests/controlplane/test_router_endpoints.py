@@ -16,7 +16,7 @@ from kvasir_router.endpoints.address import Address
 from kvasir_router.endpoints.gateway_source import GatewaySource, ScopeApi, ServedService
 from kvasir_router.endpoints.kubernetes import KubernetesSource, ServiceReference
 from kvasir_router.endpoints.kubernetes_api import KubernetesApi, connect
-from kvasir_router.endpoints.reflector import ObjectKey
+from kvasir_router.endpoints.objects import ObjectKey
 
 LIMIT_SECONDS = 30
 GATEWAY = {"mode": "gateway"}

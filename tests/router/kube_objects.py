@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from kvasir_router.endpoints.reflector import KubernetesObject, ObjectKey, key_of
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey, key_of
 from kvasir_router.endpoints.slices import ROLE_LABEL, SERVICE_LABEL
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.loopback import own_host
 
 from kvasir_router.config import HostPort
-from kvasir_router.service.peers import PeerSettings
+from kvasir_router.service.peer_settings import PeerSettings
 
 pytestmark = pytest.mark.anyio
 HOSTS = (own_host(1), own_host(2))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from kvasir_router.endpoints.address import Address
 from kvasir_router.endpoints.inference_services import InferenceService
 from kvasir_router.endpoints.kubernetes import warn_of_weights
-from kvasir_router.endpoints.reflector import Change, KubernetesObject, ObjectApi, ObjectKey, Reflector, key_of
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey, key_of
+from kvasir_router.endpoints.reflector import Change, ObjectApi, Reflector
 from kvasir_router.endpoints.slices import SERVICE_LABEL, addresses_of
 
 logger = logging.getLogger(__name__)

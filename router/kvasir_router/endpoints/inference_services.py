@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from kvasir_router.config import PolicyName, parse_duration
-from kvasir_router.endpoints.reflector import KubernetesObject, ObjectKey
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey
 
 GROUP, VERSION, PLURAL = "serving.kvasir.dev", "v1alpha1", "inferenceservices"
 

@@ -16,7 +16,8 @@ from kubernetes.aio import client, config
 
 from kvasir_router.endpoints.inference_services import GROUP, PLURAL, VERSION
 from kvasir_router.endpoints.kubernetes import ServiceReference
-from kvasir_router.endpoints.reflector import KubernetesObject, ResourceExpiredError, WatchFailedError
+from kvasir_router.endpoints.objects import KubernetesObject
+from kvasir_router.endpoints.reflector import ResourceExpiredError, WatchFailedError
 from kvasir_router.endpoints.slices import ENGINES_SELECTOR, label_selector
 from kvasir_router.errors import EndpointSourceError
 

@@ -13,21 +13,12 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey, key_of
 from kvasir_router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_SECONDS = 10.0
-
-KubernetesObject = Mapping[str, Any]
-"""As the API's JSON has it."""
-
-ObjectKey = tuple[str, str]
-"""Namespace and name."""
-
-
-def key_of(one: KubernetesObject) -> ObjectKey:
-    return one["metadata"].get("namespace", ""), one["metadata"]["name"]
 
 
 class ResourceExpiredError(RouterError):

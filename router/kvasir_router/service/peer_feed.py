@@ -20,7 +20,8 @@ from kvasir_router.config import HostPort
 from kvasir_router.errors import StartupError
 from kvasir_router.prefix_index.socket_reader import SocketReader
 from kvasir_router.service.peer_news import NAME_BYTES, MalformedNewsError, News, Seal
-from kvasir_router.service.peers import GATHER_SECONDS, PEER_SETTINGS, Peers, PeerSettings, zmq_address
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, zmq_address
+from kvasir_router.service.peers import GATHER_SECONDS, Peers
 
 logger = logging.getLogger(__name__)
 

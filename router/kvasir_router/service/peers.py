@@ -1,17 +1,12 @@
 """One service's requests at other routers, as those tell: they count in the load as this router's own do.
 
 A peer names each ticket as it is dispatched, prefilled and finished, and the request that it would start next. What it
-has told is forgotten with it: engines' reports count its requests in any case. It knows no socket and no ZMQ, so that
-every router may import it.
+has told is forgotten with it: engines' reports count its requests in any case. It knows no socket.
 """
 
-import asyncio
-import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from kvasir_router.admission.queued_request import Waiting
-from kvasir_router.config import HostPort
 from kvasir_router.service.ledger import MAX_NAMED_LENGTH, Ticket
 from kvasir_router.service.load import InFlight
 from kvasir_router.service.peer_news import Dispatched, Event, Finished, News, Prefilled
@@ -19,33 +14,6 @@ from kvasir_router.service.registry import Registry
 
 GATHER_SECONDS = 0.001
 """What happens within goes in one message."""
-
-
-async def addresses_of(where: HostPort) -> set[str]:
-    """By the name's A and AAAA records, as ZMQ writes them. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
-    return {zmq_address(str(info[4][0]), where.port) for info in found}
-
-
-def zmq_address(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-@dataclass(frozen=True)
-class PeerSettings:
-    lifetime_seconds: float = 3.0
-    """Of what a peer has told, since its last message."""
-    heartbeat_seconds: float = 1.0
-    resolve_seconds: float = 5.0
-    ping_seconds: float = 5.0
-    dead_seconds: float = 15.0
-    """Without an answer to a ping: a vanished node closes no connection."""
-    max_warnings: int = 100
-    """Who is not heard chooses its name."""
-    resolve: Callable[[HostPort], Awaitable[set[str]]] = addresses_of
-
-
-PEER_SETTINGS = PeerSettings()
 
 
 class Peers:

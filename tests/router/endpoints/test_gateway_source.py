@@ -9,7 +9,7 @@ import pytest
 from tests.router.kube_objects import ObjectStore, engine_slice, manifest
 
 from kvasir_router.endpoints.gateway_source import GatewaySource, ScopeApi, ServedService
-from kvasir_router.endpoints.reflector import KubernetesObject, ObjectKey
+from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey
 
 pytestmark = pytest.mark.anyio
 Until = Callable[[Callable[[], bool]], Awaitable[None]]

@@ -18,7 +18,7 @@ from kvasir_router.errors import StartupError
 from kvasir_router.service.ledger import Ticket
 from kvasir_router.service.peer_feed import MAX_EVENTS, PeerFeed
 from kvasir_router.service.peer_news import Dispatched, News, Seal
-from kvasir_router.service.peers import PEER_SETTINGS, PeerSettings, addresses_of
+from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings, addresses_of
 
 pytestmark = pytest.mark.anyio
 HOSTS = (own_host(1), own_host(2))
