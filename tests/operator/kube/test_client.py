@@ -8,7 +8,7 @@ from email.utils import format_datetime
 import pytest
 from aiohttp import web
 
-from kvasir_operator.errors import LeadershipLostError, ObjectNotFoundError, ObjectRefusedError
+from kvasir_operator.errors import KubeUnavailableError, LeadershipLostError, ObjectNotFoundError, ObjectRefusedError
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.kinds import POD_MONITOR, SERVICE, Kind
 
@@ -86,3 +86,50 @@ def test_an_optional_kind_that_is_not_known_is_reported(kind: Kind, num_reports:
     reports: list[int] = []
     sent(kind, ClientHooks(on_kind_not_served=lambda: reports.append(1)), know_no_such_kind)
     assert len(reports) == num_reports
+
+
+def test_a_watch_that_breaks_off_is_reported_after_what_it_has_told() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        response = web.Response()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(b'{"type": "BOOKMARK", "object": {}}\n')
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async def body() -> None:
+        async with http_api(answer) as api:
+            kube = KubeClient(api.configuration)
+            try:
+                watch = kube.watch(SERVICE, None, {}, "1", 60.0)
+                assert await anext(watch) == {"type": "BOOKMARK", "object": {}}
+                with pytest.raises(KubeUnavailableError, match="did not answer"):
+                    await anext(watch)
+            finally:
+                await kube.close()
+
+    asyncio.run(body())
+
+
+def test_a_list_goes_on_where_each_page_ends() -> None:
+    queries: list[dict[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        queries.append(dict(request.query))
+        token = "" if "continue" in request.query else "next"
+        item = {"metadata": {"name": token or "last"}}
+        return web.json_response({"metadata": {"resourceVersion": "1", "continue": token}, "items": [item]})
+
+    async def body() -> list[str]:
+        async with http_api(answer) as api:
+            kube = KubeClient(api.configuration, page_size=1)
+            try:
+                found = await kube.list(SERVICE, "models", {"app": None}, "metadata.name=a")
+                return [each["metadata"]["name"] for each in found]
+            finally:
+                await kube.close()
+
+    asked = {"limit": "1", "labelSelector": "app", "fieldSelector": "metadata.name=a"}
+    assert asyncio.run(body()) == ["next", "last"]
+    assert queries == [asked, {**asked, "continue": "next"}]
