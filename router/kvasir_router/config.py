@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from kvasir_logging import LogFormat, LogLevel
 from kvasir_router.errors import ConfigError
 
-PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
+PolicyName = Literal["finishTime", "roundRobin", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
@@ -26,11 +26,11 @@ _SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `500ms`, `60s`, `10m`, `1h` or a bare number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
-    if match is None:
+    """Seconds from `500ms`, `60s`, `10m`, `1h` or `1m30s`, or a bare number of seconds."""
+    if re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h))+|\d+(\.\d+)?", text) is None:
         raise ConfigError(f"{text!r} is not a duration; write for example 500ms, 60s, 10m or 1h")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+    parts: list[tuple[str, str]] = re.findall(r"([\d.]+)(ms|s|m|h|)", text)
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
 
 
 def parse_size(text: str) -> int:

@@ -312,6 +312,9 @@ class ServerConfig:
         "it differs with each request, so that no prefix is found in the cache",
         default=False,
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        "serve GET /tokenizer_info: what the model's tokenizer_config.json says, with its chat template", default=False
+    )
     structured_outputs_config: StructuredOutputsConfig = option(
         'JSON: {"backend": "auto" | "guidance"}; changes nothing: there is one backend',
         default=StructuredOutputsConfig(),

@@ -241,7 +241,7 @@ ODD_TEXTS = (
     *("0.0", "0.5", "0.50", "1.5", ".5", "1.", f"0.{'0' * 400}1", f"1.{'9' * 30}", "0.000000001"),
     *("0s", "5s", "0ms", "0.001ms", "5m", "1.5h", "99999h", "100000h", "9999999m", "99999999m", "5 s", "5d", "1h30m"),
     *("0Mi", "16Mi", "16mi", "999999999Gi", "9999999999Gi", "1.5Gi", "1T"),
-    *("", " ", "auto", "on", "off", "true", "debug", "info", "kvasir", "vllm", "leastWork", "random"),
+    *("", " ", "auto", "on", "off", "true", "debug", "info", "kvasir", "vllm", "roundRobin", "random"),
     *("*", "https://a.example", "https://a.example/b", "a.example", "5557:5558", "a:1"),
 )
 GATEWAY_FLAGS = ["serve", "--gateway=*", "--kv-events=5557:5657", "--peers=gateway-peers:5559"]

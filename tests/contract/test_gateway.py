@@ -73,7 +73,7 @@ def test_the_engines_services_have_the_port_that_the_gateway_asks() -> None:
 
 def test_the_gateway_takes_the_policies_of_manifests() -> None:
     """Flags and manifests have the same choices."""
-    for policy in ("finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"):
+    for policy in ("finishTime", "roundRobin", "sessionAffinity"):
         found = InferenceService.read(manifest("a", policy=policy))
         assert found is not None
         RouterConfig(gateway=("*",), policy=found.policy)

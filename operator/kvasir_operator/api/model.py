@@ -496,7 +496,7 @@ class RouterSpec:
     gateway.enabled), which serves it by its model names."""
     replicas: Replicas | None = None
     """Router pods, for mode dedicated only; 2 where absent."""
-    policy: Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"] = "finishTime"
+    policy: Literal["finishTime", "roundRobin", "sessionAffinity"] = "finishTime"
     """How a replica is chosen."""
     api_keys_secret_ref: SecretRef | None = None
     """Secret with a tenant's name as each entry's key and its API keys, one a line, as value; open where absent. For

@@ -58,6 +58,11 @@ class RoutingFields(msgspec.Struct, gc=False):
         return None
 
 
+def seed(api: str, model: str | None, fields: RoutingFields) -> bytes:
+    """Prompts share blocks only within a model, a salt and a way of being turned into tokens."""
+    return b"\0".join((api.encode(), (model or "").encode(), bytes(fields.cache_salt)))
+
+
 class Dialect(Protocol):
     """`end_of_stream` is a stream's last event; None where the API has no streams, or how they end is not known.
     `num_output_tokens` is what a request is expected to generate: KV that it will hold besides its prompt's.

@@ -16,11 +16,11 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
+from kvasir_router.placement.policies import RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import PrefixIndex
-from kvasir_router.service.health import Prober
+from kvasir_router.service.health import ProbePace, Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger
@@ -28,7 +28,6 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import ModelCatalog, Registry
 from kvasir_router.service.service import Service
 from kvasir_router.tuning import TUNING, Tuning
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
 _TOKENIZER_IDLE_SECONDS = 600.0
 _POLICIES: dict[PolicyName, type[Policy]] = {
     "finishTime": FinishTime,
-    "leastWork": LeastWork,
     "roundRobin": RoundRobin,
-    "powerOfTwo": PowerOfTwo,
     "sessionAffinity": SessionAffinity,
 }
 
@@ -104,13 +101,15 @@ class ServiceFactory:
             own_models=_own_models(settings),
         )
         pairing = Pairing(settings.remote_prefill_min_tokens) if config.kv_transfer_port else None
-        peers = Peers(registry, clock, lambda: admission.next_waiting(), lambda: admission.wake())
-        binding = LateBinding(registry, config.max_prefill_queue, clock, pairing, peers.num_before)
+        peers, num_before = None, None
+        if self._peer_feed is not None:
+            peers = Peers(registry, clock, lambda: admission.next_waiting(), lambda: admission.wake())
+            num_before = peers.num_before
+            self._peer_feed.attach(settings.name, peers)
+        binding = LateBinding(registry, config.max_prefill_queue, clock, pairing, num_before)
         admission = Admission(binding.seconds_to_room, _queue_limits(settings), self._tenant_limits)
         limits = InFlightLimits(registry, config.max_in_flight, clock, admission.wake)
-        ledger = Ledger(admission.wake, None if self._peer_feed is None else peers)
-        if self._peer_feed is not None:
-            self._peer_feed.attach(settings.name, peers)
+        ledger = Ledger(admission.wake, peers)
         following = None
         approximate = ApproximatePrefixIndex(
             config.prefix_index_size,
