@@ -23,8 +23,10 @@ KV_BARRIER_SECONDS = 0.5
 _FULL = 0.995
 _GROWTH = 0.5 / CONTEXT_DOUBLING_TOKENS
 # A second in which a stream that has begun stands still, in seconds of waiting for a first token. Streams are mostly
-# read more slowly than they come, so that a pause is felt less than a late beginning.
+# read more slowly than they come, so that a pause is felt less than a late beginning. Where others could prefill for
+# the endpoint, and where each prefills for itself: both by measurement (docs/decisions/0029, 0023).
 STALL_WEIGHT = 0.05
+MIXED_STALL_WEIGHT = 0.1
 # Seconds of others for each second of own prefill: so many for each second of the shortest queue, up to the most.
 DELAY_PER_QUEUE_SECOND = 32.0
 MOST_DELAY = 32.0
@@ -115,9 +117,9 @@ def decode_stall(request: InferenceRequest, endpoints: Sequence[Endpoint], cache
 
 
 def stall_of_prefill(columns: Mapping[str, Sequence[float]], endpoints: Sequence[Endpoint]) -> list[float]:
-    """`decode_stall`, by the prefill that is known already."""
+    """As `decode_stall`, by the prefill that is known already."""
     return [
-        STALL_WEIGHT * num * own if (num := endpoint.load.num_decoding) > 0 else 0.0
+        MIXED_STALL_WEIGHT * num * own if (num := endpoint.load.num_decoding) > 0 else 0.0
         for endpoint, own in zip(endpoints, columns["own_prefill"], strict=True)
     ]
 
