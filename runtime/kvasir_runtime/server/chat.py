@@ -44,7 +44,8 @@ Chat = TypeVar("Chat", bound=ChatCompletionRequest)
 
 async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
     prompts = [await builder.chat_prompt(chat, limits, most_prompt_tokens(chat, limits.max_model_len))]
-    check_scored(chat, prompts, 1)
+    if chat.prompt_logprobs is not None:
+        check_scored(prompts, 1, chat.prompt_logprobs)
     return prompts
 
 
@@ -111,7 +112,8 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
         )
         chunk = self._chunk([choice], self.chunk_usage(meter))
-        chunk.kv_transfer_params = transfer_params_of([delta])
+        if delta.kv_transfer_params is not None:
+            chunk.kv_transfer_params = delta.kv_transfer_params
         return to_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:

@@ -39,6 +39,8 @@ from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
 from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.server.app import create_app
+from kvasir_runtime.server.background import BackgroundTasks
+from kvasir_runtime.server.control import sleep_refusals
 from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.pair_prompts import pair_prompt_of
@@ -125,7 +127,11 @@ class ApiServer:
         self.engine = AsyncEngine(self._channels, tokenizer, request_metrics, api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         self._response_store = ResponseStore(ipc_dir / "responses", config.server.response_store_bytes)
-        serving = _serving(config, self.engine, self.admission, tokenizer, self._response_store, limits.body_seconds)
+        self._background = BackgroundTasks(self.admission)
+        serving = _serving(
+            config, self.engine, self.admission, tokenizer, self._response_store, self._background, limits.body_seconds
+        )
+        self._grammars = serving.grammars
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
@@ -135,6 +141,7 @@ class ApiServer:
             config.server.stall_seconds,
             can_migrate=config.cache.kv_transfer_config is not None,
             max_body_seconds=limits.body_seconds,
+            sleep_refusals=sleep_refusals(config),
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         router_secret = service_secret(os.environ)
@@ -146,6 +153,7 @@ class ApiServer:
             api_key=api_key,
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
+            shows_tokenizer_info=config.server.enable_tokenizer_info_endpoint,
         )
         _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
@@ -175,11 +183,13 @@ class ApiServer:
             stop_task.cancel()
             self._server.stop()
             await server_task
+            await self._background.close()
             engine_task.cancel()
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
             for channel in self._channels:
                 channel.close()
             self._response_store.close()
+            self._grammars.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -275,6 +285,7 @@ def _serving(
     admission: Admission,
     tokenizer: Tokenizer,
     response_store: ResponseStore,
+    background: BackgroundTasks,
     max_body_seconds: float,
 ) -> Serving:
     folder = Path(config.model.model)
@@ -288,7 +299,7 @@ def _serving(
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
-        grammars=Grammars(tokenizer),
+        grammars=Grammars(),
         formats=answer_formats(tokenizer, source, config.model.tool_call_parser, config.model.reasoning_parser),
         description=TokenizerDescription(tokenizer, source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),
@@ -297,11 +308,12 @@ def _serving(
         model_digest=model_digest(folder, tokenizer_folder),
         created=int(time.time()),
         max_n=config.server.max_n,
-        max_sequences=config.server.max_request_sequences,
+        max_sequences=min(config.server.max_request_sequences, config.server.max_sequences_in_flight),
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
         response_store=response_store,
+        background=background,
         drops_client_header=config.server.drop_client_header,
         pooling=pooling,
         pair_prompt=None if pooling is None else pair_prompt_of(pooling, None if template_file is None else template),

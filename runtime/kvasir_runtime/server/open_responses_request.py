@@ -18,11 +18,12 @@ from kvasir_chat.open_responses import (
     OfferedTool,
     chat_messages,
     chat_tool,
+    input_format,
     input_items,
     offered_tools,
     tool_choice,
 )
-from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.errors import UnknownResponseError
 from kvasir_runtime.server.prompts import translated
@@ -35,12 +36,14 @@ from kvasir_runtime.server.protocol import (
     Whole,
     chats_fields,
 )
-from kvasir_runtime.server.response_store import Conversation, ResponseStore
+from kvasir_runtime.server.response_store import IN_PROGRESS, Conversation, ResponseStore
 from kvasir_runtime.server.tools import MAX_TOOLS
+from kvasir_runtime.structured.json_quoted import json_quoted_lark, json_quoted_regex
 
-_REFUSED = ("background", "conversation", "prompt")
+_REFUSED = ("conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 _REFERENCE = "item_reference"
+_QUOTED = {"lark": json_quoted_lark, "regex": json_quoted_regex}
 
 
 class _Options(BaseModel):
@@ -73,6 +76,8 @@ class ResponsesRequest(LenientBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
+    background: bool | None = None
+    """Answered at once, and made when nobody waits for it."""
     stream: bool | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
@@ -96,6 +101,9 @@ class ResponsesRequest(LenientBody):
         for name in _REFUSED:
             if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
+        if self.background and (self.stream or self.store is False):
+            name = "stream" if self.stream else "store"
+            raise InvalidRequestError(f"{name}: a response in the background is kept whole, to be asked for", name)
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             raise InvalidRequestError(f"top_logprobs, {_LOGPROBS}: {UNSUPPORTED}", "top_logprobs")
 
@@ -158,6 +166,9 @@ class ResponsesChat(ChatCompletionRequest):
     def bind(self, asked: ResponsesRequest, tools: Mapping[str, OfferedTool]) -> None:
         """What the answer repeats, and what its calls are made of: tools by the names that the model knows."""
         self._asked, self._tools = asked, tools
+        for tool in self.tools or ():
+            if (grammar := _input_grammar(tools[tool.function.name])) is not None:
+                tool.hold_input(grammar)
 
     def keep_with(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -180,6 +191,23 @@ class ResponsesChat(ChatCompletionRequest):
         return "max_output_tokens"
 
 
+def _input_grammar(tool: OfferedTool) -> str | None:
+    """Raises InvalidRequestError."""
+    wanted = input_format(tool)
+    if wanted is None:
+        return None
+    syntax, definition = wanted
+    if syntax not in _QUOTED:
+        known = " and ".join(_QUOTED)
+        raise InvalidRequestError(
+            f"{tool.field}.format.syntax: {syntax[:40]!r} was given; known are {known}", tool.field
+        )
+    try:
+        return _QUOTED[syntax](definition)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{tool.field}.format.definition: {error}", tool.field) from error
+
+
 async def in_chats_words(asked: ResponsesRequest, store: ResponseStore, tenant: str) -> ResponsesChat:
     """Raises InvalidRequestError, and UnknownResponseError for what is not kept, or not any more."""
     earlier = await _earlier(asked, store, tenant)
@@ -196,6 +224,9 @@ async def _earlier(asked: ResponsesRequest, store: ResponseStore, tenant: str) -
     kept = await store.get(tenant, asked.previous_response_id)
     if kept is None:
         raise UnknownResponseError(asked.previous_response_id, "previous_response_id")
+    if kept.status == IN_PROGRESS:
+        told = f"previous_response_id: {asked.previous_response_id[:200]!r} is not there yet; wait until it has ended"
+        raise InvalidRequestError(told, "previous_response_id")
     return kept.conversation.items
 
 

@@ -16,6 +16,8 @@ from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.thought_budget import ThoughtCount, parted
 
 MAX_KEPT_GRAMMARS = 128
+ALL_ALLOWED = np.int32(-1)
+"""A word of a mask."""
 _SPECIAL = b"\xff"
 """Before the text of a special token: no text has this byte, so none matches it."""
 
@@ -23,6 +25,13 @@ _SPECIAL = b"\xff"
 def num_words(vocab_size: int) -> int:
     """Of a mask; the bit of an answer's end may need one more than the tokens' do."""
     return vocab_size // 32 + 1
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """That allows these tokens; ids outside the vocabulary are left out."""
+    bits = np.zeros(32 * num_words(vocab_size), dtype=np.bool_)
+    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class TokenTable(Protocol):
@@ -70,6 +79,11 @@ class Matcher:
     def copy(self) -> "Matcher":
         """Takes 0.7 us; to go on and come back with it takes a third of the time of llguidance's rollback."""
         return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot go on; None: it can."""
+        return self._reason() if self._matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
@@ -122,7 +136,7 @@ class CountingMatcher(Matcher):
         may_end = super().fill(words)
         if not self._count.is_spent:
             return may_end
-        closing = words & self._vocabulary.words([self._closing_token()])
+        closing = words & mask_of([self._closing_token()], self._vocab_size)
         if not closing.any():  # within a character
             return may_end
         words[:] = closing
@@ -143,12 +157,6 @@ class Vocabulary:
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, Matcher] = OrderedDict()
 
-    def words(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """The mask of these tokens; ids beyond the vocabulary are left out."""
-        bits = np.zeros(32 * num_words(self._vocab_size), dtype=np.bool_)
-        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
     def token_bytes(self, token_id: int) -> bytes:
         return _SPECIAL if token_id in self._table.special_ids else self._table.token_bytes(token_id)
 
@@ -158,16 +166,26 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> Matcher:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
-        kept = self._kept.pop(grammar, None) or self._made(grammar)
+        kept = self._kept.pop(grammar, None)
+        if kept is None:
+            kept = self._made(grammar)
+            if (fault := kept.fault) is not None:
+                raise GrammarError(fault)
         self._kept[grammar] = kept
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
         return kept.copy()
 
+    def fault_of(self, grammar: str) -> str | None:
+        """Why it is none, or too large; None: it is one. Nothing of it is kept."""
+        try:
+            return self._made(grammar).fault
+        except ValueError as error:  # of what is no Unicode
+            return str(error)
+
     def _made(self, grammar: str) -> Matcher:
         budget, plain = parted(grammar)
         made = llguidance.LLMatcher(self._tokenizer, plain, log_level=0)
-        matcher = Matcher(made, self._vocab_size)
-        if made.is_error():
-            raise GrammarError(matcher._reason())
-        return matcher if budget is None else CountingMatcher(made, self._vocab_size, self, ThoughtCount(budget))
+        if budget is None:
+            return Matcher(made, self._vocab_size)
+        return CountingMatcher(made, self._vocab_size, self, ThoughtCount(budget))

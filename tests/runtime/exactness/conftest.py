@@ -28,9 +28,8 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, Pooling, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
-from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
@@ -494,7 +493,8 @@ def engine_over(
     transfers = None if make_transfers is None else make_transfers(scheduler, channel.wake)
     channel.may_sleep = transfers is not None
     watched = WatchedExecutor(executor)
-    core = EngineCore(watched, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, transfers=transfers)
+    observers = [] if depth is None else [depth.observe_step]
+    core = EngineCore(watched, channel, scheduler, steps_ahead=steps_ahead, observers=observers, transfers=transfers)
     return Engine(core, channel, scheduler, watched)
 
 

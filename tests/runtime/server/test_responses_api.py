@@ -9,6 +9,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from tests.runtime.server.conftest import Running
 from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, own_model
+from tests.runtime.talk.test_grammar import Model
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.journal import COMMENT
@@ -171,7 +172,8 @@ def test_a_call_that_is_cut_is_incomplete(model) -> None:
     assert CITY.startswith(item.arguments.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
-PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}
+LARK = 'start: "*** " /[^\\n]+/ "\\n"'
+PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": LARK}}
 SPACE = {"type": "namespace", "name": "files", "description": "...", "tools": [{**TOOLS[0], "name": "read"}, PATCH]}
 
 
@@ -196,6 +198,34 @@ def test_a_tool_of_a_namespace_is_called_by_both_names(model) -> None:
     assert (item.type, item.namespace, item.name) == ("function_call", "files", "read")
     [item] = create(model, called("files__patch", input="x"), tools=[SPACE]).output
     assert (item.type, item.namespace, item.name, item.input) == ("custom_tool_call", "files", "patch", "x")
+
+
+@pytest.mark.parametrize("given", [{}, {"tool_choice": "required"}])
+@pytest.mark.parametrize(
+    ("syntax", "definition", "good", "bad"),
+    [("lark", LARK, '*** "a"\n', "a"), ("regex", '[^"]+"', 'x\t"', "x")],
+)
+def test_a_custom_tools_input_is_held_to_its_grammar(model, given, syntax, definition, good, bad) -> None:
+    format_ = {"type": "grammar", "syntax": syntax, "definition": definition}
+    create(model, "Hi", tools=[TOOLS[0], PATCH | {"format": format_}], **given)
+    vocabulary = Model([f"<{number}>" for number in range(80)], "hermes")  # of bytes, and ids as high as the model has
+    for text, is_taken in ((good, True), (bad, False)):
+        written = called("patch", input=text)
+        num_taken = vocabulary.num_chars_taken(model.core.received[-1].spec.grammar, written)
+        assert (num_taken == len(written)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("format_", "told"),
+    [
+        ({"syntax": "lark", "definition": "start: X"}, "tools[0].format.definition"),
+        ({"syntax": "regex", "definition": "(a"}, "tools[0].format.definition"),
+        ({"syntax": "bnf", "definition": "a"}, "tools[0].format.syntax: 'bnf' was given; known are lark and regex"),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused_by_its_place(model, format_: Any, told: str) -> None:
+    response = ask(model, tools=[PATCH | {"format": {"type": "grammar", **format_}}])
+    assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
 
 
 def test_tools_that_run_at_openai_are_left_out(model) -> None:
@@ -338,7 +368,8 @@ def test_a_wrong_page_is_refused(running, query: str) -> None:
             "input[0].content[0]: a part of the type",
         ),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id: a text is expected"),
-        ({"background": True}, "background: this server does not support it"),
+        ({"background": True, "stream": True}, "stream: a response in the background is kept whole"),
+        ({"background": True, "store": False}, "store: a response in the background is kept whole"),
         ({"conversation": "conv_1"}, "conversation: this server does not support it"),
         ({"top_logprobs": 3}, "top_logprobs, message.output_text.logprobs: this server does not support it"),
         ({"max_output_tokens": 0}, "max_output_tokens: 0 was given"),
@@ -416,3 +447,40 @@ def test_a_stream_that_goes_wrong_ends_with_a_failed_response(start_server) -> N
     last = events_of(received)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     TYPED.validate_python(last)
+
+
+def ended(running: Running, response: Response) -> Response:
+    """What becomes of one in the background."""
+    running.wait_idle()
+    return running.client.responses.retrieve(response.id)
+
+
+def test_a_response_in_the_background_is_made_while_nobody_waits(running) -> None:
+    running.core.is_hanging = True
+    begun = create(running, background=True, max_output_tokens=5)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    running.core.wait_until(lambda core: core.received)
+    assert running.client.responses.retrieve(begun.id).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match="is not there yet"):
+        create(running, "and?", previous_response_id=begun.id)
+    running.core.is_hanging = False
+    made = ended(running, begun)
+    assert (made.status, made.background, made.usage.output_tokens) == ("incomplete", True, 5)
+    assert made.output_text.startswith("user")
+    assert create(running, "and?", previous_response_id=begun.id, max_output_tokens=1).status == "incomplete"
+
+
+def test_a_response_in_the_background_can_be_cancelled(running) -> None:
+    running.core.step_seconds = 0.02
+    begun = create(running, background=True, extra_body={"ignore_eos": True})
+    running.core.wait_until(lambda core: core.received)
+    cancelled = running.client.responses.cancel(begun.id)
+    assert (cancelled.status, cancelled.id) == ("cancelled", begun.id)
+    running.core.wait_until(lambda core: core.aborted)
+    assert ended(running, begun).status == running.client.responses.cancel(begun.id).status == "cancelled"
+
+
+def test_a_response_in_the_background_that_fails_says_so(running) -> None:
+    running.core.error = "the device is on fire"
+    failed = ended(running, create(running, background=True))
+    assert (failed.status, failed.error.message) == ("failed", "the device is on fire")
