@@ -131,6 +131,7 @@ class ApiServer:
         serving = _serving(
             config, self.engine, self.admission, tokenizer, self._response_store, self._background, limits.body_seconds
         )
+        self._grammars = serving.grammars
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
             self.engine,
@@ -188,6 +189,7 @@ class ApiServer:
             for channel in self._channels:
                 channel.close()
             self._response_store.close()
+            self._grammars.close()
             self._heartbeats.leave()
         return 1 if self.engine.dead is not None else 0
 
@@ -297,7 +299,7 @@ def _serving(
         admission=admission,
         tokenizer=tokenizer,
         prompts=PromptBuilder(tokenizer, template),
-        grammars=Grammars(tokenizer),
+        grammars=Grammars(),
         formats=answer_formats(tokenizer, source, config.model.tool_call_parser, config.model.reasoning_parser),
         description=TokenizerDescription(tokenizer, source),
         defaults=load_sampling_defaults(folder, tokenizer.eos_token_id, config.model.seed),

@@ -33,7 +33,7 @@ from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.reading import AnswerReader, Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
-from kvasir_runtime.server.structured import Grammars
+from kvasir_runtime.server.structured import GRAMMAR_FIELDS, Grammars
 from kvasir_runtime.server.token_rules import spelt
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
@@ -203,7 +203,8 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     model = serving.check_model(wishes.model)
     serving.check_generates()
     limits = serving.limits()
-    wanted = wishes.wanted_grammar(serving.formats.special_ids)
+    asks = not wishes.model_fields_set.isdisjoint(GRAMMAR_FIELDS)
+    wanted = wishes.wanted_grammar(serving.formats.special_ids) if asks else None
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)

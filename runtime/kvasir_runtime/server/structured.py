@@ -1,36 +1,34 @@
 """What clients say of the form of an answer, and the grammar that it comes to.
 
 `response_format` is OpenAI's; `structured_outputs`, the older `guided_*` and `structural_tag` are vLLM's; `regex`,
-`ebnf` and `json_schema` are SGLang's. Grammars are made on threads, so neither other requests nor steps wait for them,
-and the last ones are kept.
+`ebnf` and `json_schema` are SGLang's. Grammars are made on threads and tried in processes of their own, so neither
+other requests nor steps wait for them, and the last ones are kept.
 """
 
 import asyncio
 import json
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.server.structural_tags import structural_tag_format, structural_tag_grammar
+from kvasir_runtime.structured.checking import GrammarChecker
 from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
 from kvasir_runtime.structured.json_schema import json_schema_grammar
-from kvasir_runtime.structured.vocabulary import Vocabulary
 
 NUM_COMPILERS = 2
-MAX_SECONDS = 10.0
-"""That a grammar may take to be made."""
 MAX_KEPT = 256
+"""Grammars, and refusals: what was too large once is not tried again."""
 MAX_GRAMMAR_CHARS = 1_000_000
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
@@ -49,8 +47,15 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
+    model_config = ConfigDict(populate_by_name=True)
+
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    flat_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+    """Where it stands in the Responses API, and in llama.cpp, beside type json_object too."""
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
     structures: Any = None
     triggers: Any = None
     format: Any = None
@@ -58,11 +63,16 @@ class ResponseFormat(RequestModel):
 
     @model_validator(mode="after")
     def _check_schema(self) -> "ResponseFormat":
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+        if self.type == "json_schema" and self.asked_schema is None:
             raise PydanticCustomError(
                 "response_format", "response_format: type json_schema needs json_schema: {{name, schema}}"
             )
         return self
+
+    @property
+    def asked_schema(self) -> dict[str, Any] | bool | None:
+        nested = None if self.json_schema is None else self.json_schema.json_schema
+        return self.flat_schema if nested is None else nested
 
 
 class StructuredOutputs(RequestModel):
@@ -113,8 +123,6 @@ class StructuredFields(Body):
     def wanted_grammar(self, special_ids: Mapping[str, int] = MappingProxyType({})) -> WantedGrammar | None:
         """`special_ids`: of the model's special tokens, by their text. Raises InvalidRequestError where several are
         asked for."""
-        if self.model_fields_set.isdisjoint(_ASKING_FIELDS):
-            return None
         wanted = [
             *self._of_response_format(special_ids),
             *self._of_structured_outputs(special_ids),
@@ -133,9 +141,12 @@ class StructuredFields(Body):
         if wanted.type == "structural_tag":
             sent = wanted.model_dump(include={"structures", "triggers", "format"}, exclude_none=True)
             return [_wanted_structural_tag(field, sent, special_ids)]
-        if wanted.type == "json_object" or wanted.json_schema is None:
+        if wanted.asked_schema is None:
             return [_wanted(field, "object", None, json_object_grammar)]
-        return [_wanted_schema(f"{field}.json_schema", wanted.json_schema.json_schema)]
+        asked = wanted.asked_schema
+        if wanted.type == "json_object":
+            asked = {"allOf": [{"type": "object"}, asked]}
+        return [_wanted_schema(f"{field}.json_schema" if wanted.json_schema else f"{field}.schema", asked)]
 
     def _of_structured_outputs(self, special_ids: Mapping[str, int]) -> list[WantedGrammar]:
         asked, field = self.structured_outputs, "structured_outputs"
@@ -165,8 +176,8 @@ class StructuredFields(Body):
         return wanted + _plain("", self.regex, None, None)
 
 
-_ASKING_FIELDS = StructuredFields.model_fields.keys() - Body.model_fields.keys()
-"""None of them is in most bodies."""
+GRAMMAR_FIELDS = StructuredFields.model_fields.keys() - Body.model_fields.keys()
+"""A body without any of them asks for no grammar."""
 
 
 def _plain(prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[WantedGrammar]:
@@ -208,41 +219,51 @@ def _read(sent: Any, field: str, name: str) -> Any:
 class Grammars:
     """Makes and checks them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_COMPILERS, "grammar")
-        self._vocabulary: Vocabulary | None = None
-        self._making = threading.Lock()
-        self._kept: OrderedDict[str, str] = OrderedDict()
+        self._checkers: SimpleQueue[GrammarChecker] = SimpleQueue()
+        self._known: OrderedDict[str, str | GrammarError] = OrderedDict()
 
     async def grammar_of(self, wanted: WantedGrammar, vocab_size: int) -> str:
         """Raises InvalidRequestError."""
-        kept = self._kept.get(wanted.key)
-        if kept is not None:
-            self._kept.move_to_end(wanted.key)
-            return kept
-        making = asyncio.get_running_loop().run_in_executor(self._threads, self._make, wanted, vocab_size)
-        try:
-            grammar = await asyncio.wait_for(making, MAX_SECONDS)
-        except TimeoutError:
+        if len(wanted.key) > MAX_GRAMMAR_CHARS:
             raise InvalidRequestError(
-                f"{wanted.field}: it was not ready to be followed after {MAX_SECONDS:g} s; ask for a simpler one",
+                f"{wanted.field}: at most {MAX_GRAMMAR_CHARS:,} characters are possible, but {len(wanted.key):,} came",
                 wanted.field,
-            ) from None
-        except GrammarError as error:
-            raise InvalidRequestError(f"{wanted.field}: {error}", wanted.field) from error
-        self._kept[wanted.key] = grammar
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-        return grammar
+            )
+        found = self._known.pop(wanted.key, None)
+        if found is None:
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, self._make, wanted, vocab_size)
+        self._known[wanted.key] = found
+        while len(self._known) > MAX_KEPT:
+            self._known.popitem(last=False)
+        if isinstance(found, GrammarError):
+            raise InvalidRequestError(f"{wanted.field}: {found}", wanted.field) from found
+        return found
 
-    def _make(self, wanted: WantedGrammar, vocab_size: int) -> str:
-        with self._making:
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._tokenizer, vocab_size)
+    def close(self) -> None:
+        """Behind the last request."""
+        self._threads.shutdown(cancel_futures=True)
+        while not self._checkers.empty():
+            self._checkers.get().close()
+
+    def _make(self, wanted: WantedGrammar, vocab_size: int) -> str | GrammarError:
         try:
             grammar = wanted.make()
-            self._vocabulary.matcher(grammar)
+            self._check(grammar, vocab_size)
+        except GrammarError as error:
+            return error
         except ValueError as error:  # of llguidance: what is no JSON (NaN) or no Unicode
-            raise GrammarError(str(error)) from error
+            return GrammarError(str(error))
         return grammar
+
+    def _check(self, grammar: str, vocab_size: int) -> None:
+        """One thread has one checker at a time, so there are as many as threads."""
+        try:
+            checker = self._checkers.get_nowait()
+        except Empty:
+            checker = GrammarChecker(vocab_size)
+        try:
+            checker.check(grammar)
+        finally:
+            self._checkers.put(checker)

@@ -2,21 +2,26 @@
 is exact; else the schema is refused, with the keyword and its place.
 
 White space and the order of properties follow the schema: a comma or colon may be followed by white space, in bounds.
+References are followed by us, so what nobody refers to is not looked at.
 """
 
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 import llguidance
 
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.negation import (
+    CHECKED,
     FORMATS,
     TYPES,
     NotExpressibleError,
+    Resolve,
     Schema,
     are_disjoint,
     listed_values,
@@ -31,13 +36,19 @@ WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 MAX_DEPTH: Final = 128
 MAX_REFS: Final = 32
 """Of references to references."""
+MAX_WORK: Final = 50_000
+"""Schemas and pairs of schemas that are looked at: about a second."""
+MAX_CONTAINS: Final = 8
+"""Places in an array at which what it must contain may stand first."""
+MAX_COUNTED: Final = 6
+"""Optional properties whose number has bounds."""
 REFUSED: Final = {
-    "contains": "arrays that must hold something",
+    "contains": "arrays that must hold something so often",
     "uniqueItems": "arrays without equal items",
     "unevaluatedProperties": "properties that no other keyword speaks of",
     "unevaluatedItems": "items that no other keyword speaks of",
-    "$dynamicRef": "references that depend on who refers",
-    "$recursiveRef": "references that depend on who refers",
+    "$dynamicRef": "references that depend on who refers, in several resources",
+    "$recursiveRef": "references that depend on who refers, in several resources",
     "extends": "keywords of draft 3",
     "disallow": "keywords of draft 3",
     "divisibleBy": "keywords of draft 3",
@@ -45,10 +56,20 @@ REFUSED: Final = {
 MAX_UNIQUE_ARRAYS: Final = 400
 """Enough for those of five values."""
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_DEFINITIONS: Final = ("$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "prefixItems")
-_SINGLE: Final = ("additionalProperties", "additionalItems", "propertyNames")
+_SINGLE: Final = ("additionalProperties", "additionalItems")
+_WHOLE_NUMBERS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_DATA: Final = ("const", "enum", "default", "example", "examples")
 _REF_ALONE: Final = ("draft-03", "draft-04", "draft-06", "draft-07")
 """In these drafts nothing beside `$ref` counts."""
+_META_SCHEMAS: Final = {
+    **{f"draft-0{number}": f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)},
+    **{f"draft/{year}": f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")},
+}
+"""By what stands in each spelling of their address."""
+_NAMES_ONLY: Final = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$vocabulary")
+"""Say what references mean, which has been found out."""
 
 
 class UnsupportedKeywordError(GrammarError):
@@ -69,7 +90,7 @@ def json_schema_grammar(schema: Any, *, any_whitespace: bool = True) -> str:
 def promisable(schema: Any) -> dict[str, Any]:
     """The same schema in llguidance's keywords. Raises GrammarError."""
     try:
-        rewritten = _Rewriting(schema).schema(schema, "", 0)
+        rewritten = _Rewriting(schema).whole()
     except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
         raise GrammarError(f"the schema is malformed, a keyword has a value of the wrong kind: {error}") from error
     if rewritten is False:
@@ -80,10 +101,29 @@ def promisable(schema: Any) -> dict[str, Any]:
 class _Rewriting:
     def __init__(self, root: Any) -> None:
         self._root = root
-        draft = root.get("$schema", "") if isinstance(root, dict) else ""
-        self._ref_alone = isinstance(draft, str) and any(each in draft for each in _REF_ALONE)
+        self._draft = _draft_of(root)
+        self._ref_alone = any(each in (self._draft or "") for each in _REF_ALONE)
+        self._is_one_resource = not any(_has_address(each) for each in itertools.islice(_parts(root), 1, None))
+        """Else what a reference means depends on where it stands, and llguidance is left to follow them."""
+        self._names: dict[str, str] = {}
+        """Of what is referred to, by the reference."""
+        self._left: list[str] = []
+        self._work = 0
+
+    def whole(self) -> Schema:
+        rewritten = self.schema(self._root, "", 0)
+        definitions: dict[str, Schema] = {}
+        while self._left:
+            ref = self._left.pop()
+            definitions[self._names[ref]] = self.schema(self._found(ref), ref.removeprefix("#"), 0)
+        if definitions and isinstance(rewritten, dict):
+            rewritten = {"$defs": definitions} | rewritten
+        if self._draft is not None and isinstance(rewritten, dict):
+            rewritten = {"$schema": self._draft} | rewritten
+        return rewritten
 
     def schema(self, schema: Any, place: str, depth: int) -> Schema:
+        self._count()
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -93,22 +133,35 @@ class _Rewriting:
         if depth > MAX_DEPTH:
             raise GrammarError(f"the schema is nested deeper than {MAX_DEPTH} levels")
         if "$ref" in schema and self._ref_alone:
-            schema = {name: schema[name] for name in ("$ref", "$schema", "$defs", "definitions") if name in schema}
-        rewritten = dict(self._kept(schema, place, depth))
+            schema = {name: schema[name] for name in ("$ref", *_DEFINITIONS) if name in schema}
         together = [*self._one_of(schema, place, depth), *self._conditions(schema, place, depth)]
         together += self._dependencies(schema, place, depth)
-        unique = [] if _is_vacuous("uniqueItems", schema) else self._unique_arrays(schema)
-        if unique:
-            together.append({"anyOf": [{"type": [each for each in TYPES if each != "array"]}, {"enum": unique}]})
+        together += self._arrays(schema, place, depth)
+        counts = self._counts(schema, place)
+        if counts:
+            together += counts
+            schema = {name: value for name, value in schema.items() if name not in ("minProperties", "maxProperties")}
+        if "propertyNames" in schema and "object" in types_of(schema):
+            together.append(self._property_names(schema["propertyNames"], place))
+        rewritten = dict(self._kept(schema, place, depth))
         if together:
             rewritten["allOf"] = [*rewritten.get("allOf", []), *together]
         return rewritten
+
+    def _count(self, work: int = 1) -> None:
+        self._work += work
+        if self._work > MAX_WORK:
+            raise GrammarError(f"the schema is too large, {MAX_WORK:,} schemas within it and more are to be looked at")
 
     def _kept(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[tuple[str, Any]]:
         """Keywords that stay."""
         for name, value in schema.items():
             here = f"{place}/{name}"
-            if name in _MAPS and isinstance(value, dict):
+            if name == "$schema" or (self._is_one_resource and name in (*_NAMES_ONLY, *_DEFINITIONS)):
+                continue  # written anew
+            if name in _REFERENCES and self._is_one_resource:
+                yield "$ref", f"#/$defs/{self._name(value)}"
+            elif name in _MAPS and isinstance(value, dict):
                 yield name, {key: self.schema(each, f"{here}/{key}", depth + 1) for key, each in value.items()}
             elif name in _LISTS or (name == "items" and isinstance(value, list)):
                 yield name, [self.schema(each, f"{here}/{n}", depth + 1) for n, each in enumerate(_list(value, here))]
@@ -120,8 +173,13 @@ class _Rewriting:
             elif name in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
                 if value and (bound := name.replace("exclusiveM", "m")) in schema:  # draft 4
                     yield name, schema[bound]
+            elif name in _WHOLE_NUMBERS:
+                yield name, int(value) if isinstance(value, float) and value.is_integer() else value
             elif name in REFUSED:
-                if not _is_vacuous(name, schema) and not (name == "uniqueItems" and self._unique_arrays(schema)):
+                if not _is_vacuous(name, schema) and not (
+                    (name == "uniqueItems" and self._unique_arrays(schema))
+                    or (name == "contains" and _is_plain(schema))
+                ):
                     raise UnsupportedKeywordError(name, place, f"{REFUSED[name]}; leave it out and check the answer")
             elif name not in _REWRITTEN:
                 yield name, value
@@ -134,9 +192,10 @@ class _Rewriting:
         typed = [outer | each if isinstance(each, dict) and "$ref" not in each else each for each in given]
         alternatives: list[Schema] = []
         for number, branch in enumerate(given):
+            self._count(len(given))
             others = [each for other, each in enumerate(typed) if other != number]
             rivals = [each for each in others if not self._are_disjoint(typed[number], each)]
-            opposites = [self._negated(each, "oneOf", place, depth) for each in rivals]
+            opposites = [self._negated(each, "oneOf", place, depth, within=typed[number]) for each in rivals]
             own = self.schema(branch, f"{here}/{number}", depth + 1)
             alternatives.append({"allOf": [own, *opposites]} if opposites else own)
         yield {"anyOf": alternatives}
@@ -156,14 +215,67 @@ class _Rewriting:
             return []
         return [list(each) for number in range(most + 1) for each in itertools.permutations(values, number)]
 
+    def _arrays(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
+        """Of what arrays hold."""
+        unique = [] if _is_vacuous("uniqueItems", schema) else self._unique_arrays(schema)
+        if unique:
+            yield {"anyOf": [_ALL_BUT["array"], {"enum": unique}]}
+        if "contains" in schema and not _is_vacuous("contains", schema) and _is_plain(schema):
+            wanted = self.schema(schema["contains"], f"{place}/contains", depth + 1)
+            first = "prefixItems" if self._draft is None or "2020" in self._draft else "items"
+            most = min(MAX_CONTAINS, schema.get("maxItems", MAX_CONTAINS))
+            yield {
+                "anyOf": [_ALL_BUT["array"]]
+                + [{"type": "array", "minItems": n + 1, first: [*[True] * n, wanted]} for n in range(int(most))]
+            }
+
+    def _counts(self, schema: dict[str, Any], place: str) -> list[Schema]:
+        """Of a bounded number of properties, some of which are named and optional: each choice of these."""
+        least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+        if (least <= 0 and most is None) or "object" not in types_of(schema):
+            return []
+        required = set(schema.get("required", ()))
+        optional = [name for name, each in schema.get("properties", {}).items() if name not in required]
+        is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+        if not optional or (is_closed and most is None and least - len(required) == 1):
+            return []  # as it is
+        if most is None and least - len(required) == 1:
+            some: list[Schema] = [{"required": [name]} for name in optional]
+            none = {"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": least}
+            return [{"anyOf": [_ALL_BUT["object"], *some, none]}]
+        if len(optional) > MAX_COUNTED:
+            keyword = "maxProperties" if most is not None else "minProperties"
+            raise UnsupportedKeywordError(keyword, place, f"more than {MAX_COUNTED} of the properties are optional")
+        bounds = {"minProperties": least} | ({} if most is None else {"maxProperties": most})
+        choices: list[Schema] = []
+        for number in range(len(optional) + 1):
+            total = number + len(required)
+            if (most is not None and total > most) or (is_closed and total < least):
+                continue
+            for chosen in itertools.combinations(optional, number):
+                left = {name: False for name in optional if name not in chosen}
+                choices.append({"type": "object", "required": list(chosen), "properties": left} | bounds)
+        return [{"anyOf": [_ALL_BUT["object"], *choices]}]
+
+    def _property_names(self, names: Schema, place: str) -> Schema:
+        """As a pattern of all properties."""
+        try:
+            regex = _regex_of(names, self._resolved)
+        except NotExpressibleError as error:
+            raise UnsupportedKeywordError("propertyNames", place, f"of names that {error} describes") from error
+        if regex is None:
+            return True
+        allowed = {"type": "object", "additionalProperties": False}
+        return {"anyOf": [_ALL_BUT["object"], allowed | ({"patternProperties": {regex: True}} if regex else {})]}
+
     def _conditions(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
         if "not" in schema:
-            yield self._negated(schema["not"], "not", place, depth)
+            yield self._negated(schema["not"], "not", place, depth, within=_beside(schema))
         if "if" in schema and ("then" in schema or "else" in schema):
             condition, then, otherwise = (
                 self.schema(schema.get(name, True), f"{place}/{name}", depth + 1) for name in ("if", "then", "else")
             )
-            opposite = self._negated(schema["if"], "if", place, depth)
+            opposite = self._negated(schema["if"], "if", place, depth, within=_beside(schema))
             yield {"anyOf": [{"allOf": [condition, then]}, {"allOf": [opposite, otherwise]}]}
 
     def _dependencies(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
@@ -175,11 +287,12 @@ class _Rewriting:
                     then = self.schema(wanted, f"{place}/{keyword}/{name}", depth + 1)
                 yield {"anyOf": [{"properties": {name: False}}, then]}
 
-    def _negated(self, schema: Schema, keyword: str, place: str, depth: int) -> Schema:
+    def _negated(self, schema: Schema, keyword: str, place: str, depth: int, within: Schema = True) -> Schema:
         try:
-            return self.schema(negated(schema, self._resolved), place, depth + 1)
+            opposite = negated(schema, self._resolved, self._resolved(within))
         except NotExpressibleError as error:
             raise UnsupportedKeywordError(keyword, place, f"it needs the opposite of {error}") from error
+        return self.schema(opposite, place, depth + 1)
 
     def _are_disjoint(self, one: Schema, other: Schema) -> bool:
         try:
@@ -189,19 +302,39 @@ class _Rewriting:
 
     def _resolved(self, schema: Schema) -> Schema:
         """Of references that stand alone."""
+        self._count()
         for _ in range(MAX_REFS):
-            if not isinstance(schema, dict) or "$ref" not in schema:
+            if not isinstance(schema, dict):
                 return schema
-            if any(name in schema for name in ("type", "properties", "required", "allOf", "anyOf", "enum", "const")):
+            ref = next((schema[name] for name in _REFERENCES if name in schema), None)
+            if ref is None:
+                return schema
+            if not self._ref_alone and any(name in CHECKED and name not in _REFERENCES for name in schema):
                 raise NotExpressibleError("$ref beside others")
-            schema = self._target(schema["$ref"])
+            schema = self._target(ref)
         raise NotExpressibleError("a reference to itself")
 
+    def _name(self, ref: str) -> str:
+        if ref not in self._names:
+            self._names[ref] = f"d{len(self._names)}"
+            self._left.append(ref)
+        return self._names[ref]
+
+    def _found(self, ref: str) -> Schema:
+        try:
+            return self._target(ref)
+        except NotExpressibleError as error:
+            raise GrammarError(f"the schema has {error}") from error
+
     def _target(self, ref: str) -> Schema:
-        if not ref.startswith("#"):
+        address, _, fragment = ref.partition("#")
+        own = self._root.get("$id", self._root.get("id")) if isinstance(self._root, dict) else None
+        if address and address != str(own).partition("#")[0]:
             raise NotExpressibleError(f"a reference to another document, {ref!r}")
+        if fragment and not fragment.startswith("/"):
+            return self._anchored(fragment, ref)
         found = self._root
-        for step in ref[1:].strip("/").split("/") if ref not in ("#", "#/") else ():
+        for step in unquote(fragment)[1:].split("/") if fragment not in ("", "/") else ():
             key = step.replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(key)] if isinstance(found, list) else found[key]
@@ -210,13 +343,83 @@ class _Rewriting:
         target: Schema = found
         return target
 
+    def _anchored(self, name: str, ref: str) -> Schema:
+        for part in _parts(self._root):
+            if name in (part.get("$anchor"), part.get("$dynamicAnchor")) or f"#{name}" in (
+                part.get("$id"),
+                part.get("id"),
+            ):
+                return part
+        raise NotExpressibleError(f"a reference to nothing, {ref!r}")
+
 
 _OF_TYPE: Final = {"unevaluatedProperties": "object"} | dict.fromkeys(
     ("contains", "uniqueItems", "unevaluatedItems"), "array"
 )
 _DEPENDENCIES: Final = ("dependencies", "dependentRequired", "dependentSchemas")
-_REWRITTEN: Final = ("oneOf", "not", "if", "then", "else", *_DEPENDENCIES, "minContains", "maxContains")
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+"""The last two are the first where a schema is one resource."""
+_REWRITTEN: Final = (
+    "oneOf", "not", "if", "then", "else", *_DEPENDENCIES, "propertyNames", "minContains", "maxContains"
+)  # fmt: skip
 """In other keywords; the last two go with `contains`."""
+_ALL_BUT: Final = {type_: {"type": [each for each in TYPES if each != type_]} for type_ in TYPES}
+
+
+def _draft_of(root: Any) -> str | None:
+    """The address of its meta-schema, as everybody spells it; None: it names none, or one of its own."""
+    named = root.get("$schema") if isinstance(root, dict) else None
+    return next((address for part, address in _META_SCHEMAS.items() if part in str(named)), None)
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects that may be schemas, itself first."""
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            yield part
+            left += [value for name, value in part.items() if name not in _DATA]
+        elif isinstance(part, list):
+            left += part
+
+
+def _has_address(schema: dict[str, Any]) -> bool:
+    """Whether references within are to be read from another place."""
+    return any(isinstance(at := schema.get(name), str) and not at.startswith("#") for name in ("$id", "id"))
+
+
+def _is_plain(schema: dict[str, Any]) -> bool:
+    """Whether what an array contains is asked for once."""
+    return schema.get("minContains", 1) == 1 and "maxContains" not in schema
+
+
+def _beside(schema: dict[str, Any]) -> Schema:
+    """What is sure where a condition is looked at."""
+    return {name: schema[name] for name in ("type", "properties", "required", "additionalProperties") if name in schema}
+
+
+def _regex_of(names: Schema, resolve: Resolve) -> str | None:
+    """Of the strings that a schema allows; None: of all, empty: of none. Raises NotExpressibleError."""
+    names = resolve(names)
+    if isinstance(names, bool):
+        return None if names else ""
+    asked = [name for name in names if name in CHECKED and name != "type"]
+    if "string" not in types_of(names):
+        return ""
+    if {*asked} <= {"minLength", "maxLength"}:
+        bounds = f"{names.get('minLength', 0)},{names.get('maxLength', '')}"
+        return f"^(?s:.{{{bounds}}})$" if asked else None
+    match asked:
+        case ["pattern"]:
+            return str(names["pattern"])
+        case ["enum" | "const"]:
+            words = [value for value in listed_values(names) if isinstance(value, str)]
+            return f"^(?:{'|'.join(map(re.escape, words))})$" if words else ""
+        case ["anyOf"]:
+            ways = [_regex_of(each, resolve) for each in names["anyOf"]]
+            return None if None in ways else "|".join(f"(?:{way})" for way in ways if way)
+    raise NotExpressibleError(" beside ".join(asked))
 
 
 def _list(value: Any, place: str) -> list[Any]:

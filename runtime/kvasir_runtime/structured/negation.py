@@ -6,8 +6,9 @@ what is left when a keyword fails, wherever that can be written down exactly.
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Any, Final
 
 Schema = dict[str, Any] | bool
@@ -21,60 +22,143 @@ FORMATS: Final = frozenset(
 """That are checked. Others describe only, as the specification has it for formats that nobody knows."""
 MAX_DEPTH: Final = 16
 """Of opposites within opposites."""
+MAX_PAIRS: Final = 20
+"""Of branches of a `oneOf` that may hold together, where it is not to hold."""
+_SPEAKS_OF: Final = {
+    keyword: types
+    for types, keywords in {
+        frozenset({"object"}): (
+            "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+            "maxProperties", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties",
+        ),
+        frozenset({"array"}): (
+            "items", "additionalItems", "prefixItems", "contains", "minItems", "maxItems", "uniqueItems",
+            "unevaluatedItems",
+        ),
+        frozenset({"string"}): ("pattern", "minLength", "maxLength", "format"),
+        frozenset({"integer", "number"}): (
+            "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"
+        ),
+    }.items()
+    for keyword in keywords
+}  # fmt: skip
+"""The types whose values a keyword can refuse."""
 CHECKED: Final = frozenset({
-    "$dynamicRef", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const", "contains",
-    "dependencies", "dependentRequired", "dependentSchemas", "enum", "exclusiveMaximum", "exclusiveMinimum", "format",
-    "if", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minProperties",
-    "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties", "prefixItems", "properties",
-    "propertyNames", "required", "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    "$dynamicRef", "$recursiveRef", "$ref", "additionalItems", "additionalProperties", "allOf", "anyOf", "const",
+    "contains", "dependencies", "dependentRequired", "dependentSchemas", "enum", "exclusiveMaximum",
+    "exclusiveMinimum", "format", "if", "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems",
+    "minLength", "minProperties", "minimum", "multipleOf", "not", "oneOf", "pattern", "patternProperties",
+    "prefixItems", "properties", "propertyNames", "required", "type", "unevaluatedItems", "unevaluatedProperties",
+    "uniqueItems",
 })  # fmt: skip
 """Keywords that may fail; all others only describe, or go with one of these."""
 
 
 class NotExpressibleError(Exception):
-    """Its text is the keyword that stands in the way."""
+    """Its text is what stands in the way."""
 
 
-def negated(schema: Schema, resolve: Resolve, depth: int = 0) -> Schema:
-    """Allows exactly what `schema` does not. Raises NotExpressibleError."""
+def negated(schema: Schema, resolve: Resolve, within: Schema = True, depth: int = 0) -> Schema:
+    """Allows exactly what `schema` does not, among what `within` allows. Raises NotExpressibleError."""
     if depth > MAX_DEPTH:
         raise NotExpressibleError("schemas so deep, or that refer to themselves")
     schema = resolve(schema)
     if isinstance(schema, bool):
         return not schema
-    opposite = partial(negated, resolve=resolve, depth=depth + 1)
-    failures = [each for keyword in schema if keyword in CHECKED for each in _failures(keyword, schema, opposite)]
+    scope = _Scope(schema, resolve, within if isinstance(within, dict) else {}, depth)
+    failures = [each for keyword in schema if keyword in CHECKED for each in scope.failures(keyword)]
     alternatives = [each for each in failures if each is not False]
     return {"anyOf": alternatives} if alternatives else False
 
 
-def _failures(keyword: str, schema: dict[str, Any], opposite: Callable[[Schema], Schema]) -> list[Schema]:
-    """Schemas of the values at which one keyword fails."""
-    value = schema[keyword]
-    match keyword:
-        case "type":
-            return _other_types(types_of(schema))
-        case "const" | "enum":
-            return _other_values([value] if keyword == "const" else value)
-        case "required":
-            return [{"type": "object", "properties": {name: False}} for name in value]
-        case "properties":
-            some = {name: opposite(each) for name, each in value.items()}
-            return [
-                {"type": "object", "properties": {name: each}, "required": [name]}
-                for name, each in some.items()
-                if each is not False
-            ]
-        case "allOf":
-            return [opposite(each) for each in value]
-        case "anyOf":
-            return [{"allOf": [opposite(each) for each in value]}]
-        case "not":
-            return [value]
-        case "format" if value not in FORMATS:
+@dataclass(frozen=True)
+class _Scope:
+    schema: dict[str, Any]
+    resolve: Resolve
+    within: dict[str, Any]
+    """What values are known to be."""
+    depth: int
+
+    def opposite(self, schema: Schema, within: Schema = True) -> Schema:
+        return negated(schema, self.resolve, self.resolve(within), self.depth + 1)
+
+    def failures(self, keyword: str) -> list[Schema]:
+        """Schemas of the values at which one keyword fails."""
+        schema, value = self.schema, self.schema[keyword]
+        types = types_of(self.within)
+        if keyword in _SPEAKS_OF and not types & _SPEAKS_OF[keyword]:
             return []
-        case _:
-            return [_beyond_bound(keyword, value)]
+        match keyword:
+            case "type":
+                return _other_types(types_of({"type": value}), types)
+            case "const" | "enum":
+                return _other_values([value] if keyword == "const" else value, types)
+            case "required":
+                return [{"type": "object", "properties": {name: False}} for name in value]
+            case "properties":
+                known = self.within.get("properties", {})
+                some = {name: self.opposite(each, known.get(name, True)) for name, each in value.items()}
+                return [_with_property(name, each) for name, each in some.items() if each is not False]
+            case "additionalProperties":
+                return self._other_properties(value)
+            case "items":
+                return self._other_items(value)
+            case "allOf":
+                return [self.opposite(each, self.within) for each in value]
+            case "anyOf":
+                return [{"allOf": [self.opposite(each, self.within) for each in value]}]
+            case "oneOf":
+                return self._none_or_several(value)
+            case "if":
+                then, otherwise = (schema.get(name, True) for name in ("then", "else"))
+                return [
+                    {"allOf": [value, self.opposite(then, self.within)]},
+                    {"allOf": [self.opposite(value, self.within), self.opposite(otherwise, self.within)]},
+                ]
+            case "dependencies" | "dependentRequired" | "dependentSchemas":
+                wanted = {name: {"required": each} if isinstance(each, list) else each for name, each in value.items()}
+                return [
+                    {"allOf": [_with_property(name, True), self.opposite(each, self.within)]}
+                    for name, each in wanted.items()
+                ]
+            case "not":
+                return [value]
+            case "format" if value not in FORMATS:
+                return []
+            case _:
+                return [_beyond_bound(keyword, value)]
+
+    def _other_properties(self, others: Schema) -> list[Schema]:
+        """With one that is not named; those that there may be have to be known."""
+        opposite = self.opposite(others)
+        if opposite is False:
+            return []
+        if self.within.get("additionalProperties") is not False or "patternProperties" in (self.within | self.schema):
+            raise NotExpressibleError("additionalProperties")
+        named = self.schema.get("properties", {})
+        return [_with_property(name, opposite) for name in self.within.get("properties", {}) if name not in named]
+
+    def _other_items(self, items: Schema) -> list[Schema]:
+        """With one that fails; where all surely do, any."""
+        if items is True or items == {}:
+            return []
+        known = self.within.get("items", True)
+        if isinstance(items, list) or isinstance(known, list) or "prefixItems" in (self.within | self.schema):
+            raise NotExpressibleError("items of their places")
+        if not are_disjoint(items, known, self.resolve):
+            raise NotExpressibleError("items")
+        return [{"type": "array", "minItems": 1}]
+
+    def _none_or_several(self, branches: list[Schema]) -> list[Schema]:
+        none: Schema = {"allOf": [self.opposite(each, self.within) for each in branches]}
+        pairs = [pair for pair in combinations(branches, 2) if not are_disjoint(*pair, self.resolve)]
+        if len(pairs) > MAX_PAIRS:
+            raise NotExpressibleError("oneOf with so many branches that overlap")
+        return [none, *({"allOf": list(pair)} for pair in pairs)]
+
+
+def _with_property(name: str, schema: Schema) -> Schema:
+    return {"type": "object", "properties": {name: schema}, "required": [name]}
 
 
 def _beyond_bound(keyword: str, value: Any) -> Schema:
@@ -114,27 +198,38 @@ def types_of(schema: Schema) -> set[str]:
     return {named} if isinstance(named, str) else set(named)
 
 
-def _other_types(types: set[str]) -> list[Schema]:
+def _other_types(types: set[str], known: set[str]) -> list[Schema]:
     if "integer" in types and "number" not in types:
-        raise NotExpressibleError("type: integer")
+        if "number" in known:
+            raise NotExpressibleError("type: integer")
+        types = types | {"number"}
     others = [each for each in TYPES if each not in types]
     return [{"type": others}] if others else []
 
 
-def _other_values(values: list[Any]) -> list[Schema]:
+def _other_values(values: list[Any], known: set[str]) -> list[Schema]:
     """Of the same types, and all others'."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault(_type_of(value), []).append(value)
-    if not by_type.keys() <= {"string", "boolean", "null"}:
-        raise NotExpressibleError("enum or const with numbers, arrays or objects")
+    if by_type.keys() & {"array", "object"} & known:
+        raise NotExpressibleError("enum or const with arrays or objects")
     others = [each for each in TYPES if each not in by_type]
     alternatives: list[Schema] = [{"type": others}]
     if "string" in by_type:
         alternatives.append({"type": "string", "pattern": f"^{_any_but(by_type['string'])}$"})
-    if len(by_type.get("boolean", [])) == 1:
+    if "number" in by_type:
+        alternatives += _between(sorted({*by_type["number"]}))
+    if len({*by_type.get("boolean", [])}) == 1:
         alternatives.append({"const": not by_type["boolean"][0]})
     return alternatives
+
+
+def _between(numbers: list[float]) -> Iterator[Schema]:
+    """All numbers but these."""
+    for above, below in pairwise([None, *numbers, None]):
+        bounds = {"exclusiveMinimum": above, "exclusiveMaximum": below}
+        yield {"type": "number"} | {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def _any_but(words: Iterable[str]) -> str:

@@ -1,10 +1,14 @@
 """How clients say what form an answer has, and what the engine is asked for."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from tests.runtime.server.test_bad_input import TEXT, post
+
+from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.server.structured import Grammars, WantedGrammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 OTHER_ORDER = {"type": "object", "properties": {"b": {}, "a": {}}}
@@ -27,12 +31,19 @@ def grammar_of(running: Any, **fields: Any) -> str | None:
     {"response_format": FORMAT},
     {"structured_outputs": {"json": SCHEMA}},
     {"structured_outputs": {"json": json.dumps(SCHEMA), "disable_fallback": True}},
+    {"response_format": {"type": "json_schema", "schema": SCHEMA, "name": "answer", "strict": True}},
     {"guided_json": SCHEMA},
     {"guided_json": json.dumps(SCHEMA), "guided_regex": None, "response_format": {"type": "text"}},
 ])  # fmt: skip
 def test_a_schema_is_asked_for_in_many_ways(running, fields) -> None:
     assert '"integer"' in (grammar_of(running, response_format=FORMAT) or "")
     assert grammar_of(running, **fields) == grammar_of(running, response_format=FORMAT)
+
+
+def test_json_object_with_a_schema_is_an_object_that_follows_it(running) -> None:
+    grammar = grammar_of(running, response_format={"type": "json_object", "schema": {"properties": {"a": {}}}}) or ""
+    both = {"allOf": [{"type": "object"}, {"properties": {"a": {}}}]}
+    assert grammar == grammar_of(running, guided_json=both)
 
 
 @pytest.mark.parametrize(("older", "newer"), [
@@ -107,6 +118,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": OLDER_TAG | {"triggers": ["x"]}}, "response_format", "no trigger begins '<f=a>'"),
     ({"json_schema": SCHEMA, "regex": "a"}, "regex", "send one"),
     ({"regex": "(a"}, "regex", "unclosed group"),
+    ({"guided_json": {"description": "x" * 1_000_000}}, "guided_json", "at most 1,000,000 characters"),
     ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern", "not support it"),
     ({"guided_json": SCHEMA, "use_beam_search": True}, "use_beam_search", "with a grammar"),
 ]
@@ -118,3 +130,17 @@ def test_what_cannot_be_followed_is_refused_by_name(running, wrong, param, messa
     assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
     assert message in error["message"]
     assert running.core.received == []
+
+
+def test_what_was_refused_once_is_not_tried_again() -> None:
+    grammars, made = Grammars(), list[str]()
+    wanted = WantedGrammar("guided_grammar", "key", lambda: made.append("start: foo") or made[-1])
+
+    async def ask_twice() -> None:
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match=r"guided_grammar: .*foo"):
+                await grammars.grammar_of(wanted, 1000)
+
+    asyncio.run(ask_twice())
+    grammars.close()
+    assert len(made) == 1
