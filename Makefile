@@ -60,7 +60,7 @@ setup: $(INSTALLED)
 generate: $(INSTALLED)
 	$(BIN)/kvasir-operator crd > crds/$(CRD)
 	cp crds/$(CRD) charts/kvasir/files/crds/$(CRD)
-	$(BIN)/kvasir-operator crd --reference > docs/reference/inferenceservice.md
+	$(BIN)/python docs/manifest_page.py
 	$(BIN)/python operator/engine_flags.py
 	$(BIN)/python docs/metrics_page.py
 	$(BIN)/python -m charts.dashboards

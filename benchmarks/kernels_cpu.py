@@ -26,7 +26,7 @@ from kvasir_runtime.execution.sampler import draw
 from kvasir_runtime.execution.step_inputs import SampledPositions, SampledPositionsBuilder
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.inputs import StepLengths
-from kvasir_runtime.kernels.linear import VARIANTS, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS
 from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.step_ops import cpu_step_ops, reference_step_ops
@@ -100,10 +100,9 @@ def bench_linear(shape: ModelShape, kind: str, rows: int, clock: Callable[[], fl
     copies = max(1, WEIGHT_BYTES // (2 * outputs * inputs) // max(1, rows // 64))
     weights = [torch.randn(outputs, inputs).to(torch.bfloat16) for _ in range(copies)]
     library = load_library()
-    paths = ["torch", *(["onednn"] if has_onednn() else [])]
-    paths += [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
+    ours = [name for name, code in VARIANTS.items() if library is not None and library.kvasir_linear_has(code)]
     x = torch.randn(rows, inputs).to(torch.bfloat16)
-    layers = {path: [make_weight(weight, path=path) for weight in weights] for path in paths}
+    layers = {path: [make_weight(weight, path=path) for weight in weights] for path in ("torch", *ours)}
 
     def pass_of(path: str) -> Callable[[], object]:
         return lambda: [layer(x) is None for layer in layers[path]]

@@ -53,9 +53,8 @@ def header() -> list[str]:
         f"{cpu_name()}, one of {os.cpu_count()} cores at a load average of {os.getloadavg()[0]:.0f}. "
         f"Blocks of {BLOCK_SIZE} tokens.",
         "",
-        "| prompt | endpoints | match, all deep | match, no one | match, each to its depth | insert, cold "
-        "| insert, cached | hash |",
-        "|---|---|---|---|---|---|---|---|",
+        "| prompt | endpoints | match, all deep | match, no one | match, each to its depth | hash |",
+        "|---|---|---|---|---|---|",
     ]
 
 
@@ -68,16 +67,14 @@ def row(num_tokens: int, num_endpoints: int) -> str:
     index = PreciseIndex(BlockBudget(10**8))
     for number in range(num_endpoints):
         url = f"http://10.0.0.{number}:8000"
-        index.reset(url, 0, is_complete=True)
+        index.reset(url, is_complete=True)
         store(index, url, shared)
         store(index, url, staggered[: num_tokens * (number + 1) // num_endpoints])
     chains = [{BLOCK_SIZE: prompt_keys(tokens.tobytes(), BLOCK_SIZE, b"")} for tokens in (shared, unknown, staggered)]
-    assert len(index.match(chains[0], 0)) == len(index.match(chains[2], 0)) == num_endpoints
-    matches = [microseconds(partial(index.match, chain, 0)) for chain in chains]
-    cold = microseconds(lambda: index.insert("http://10.0.0.1:8000", chains[1], 0))
-    cached = microseconds(lambda: index.insert("http://10.0.0.1:8000", chains[0], 0))
+    assert len(index.match(chains[0])) == len(index.match(chains[2])) == num_endpoints
+    matches = [microseconds(partial(index.match, chain)) for chain in chains]
     hashed = microseconds(lambda: prompt_keys(shared.tobytes(), BLOCK_SIZE, b""))
-    cells = (f"{value:,.0f} us" for value in (*matches, cold, cached, hashed))
+    cells = (f"{value:,.0f} us" for value in (*matches, hashed))
     return f"| {num_tokens:,} tokens | {num_endpoints} | {' | '.join(cells)} |"
 
 
@@ -87,10 +84,10 @@ def other_rows() -> list[str]:
     batches = [decode_events(payload) for payload in payloads]
     decoded = time.perf_counter()
     index = PreciseIndex(BlockBudget(10**8))
-    index.reset("engine", 0, is_complete=True)
+    index.reset("engine", is_complete=True)
     for batch in batches:
         for event in batch.events:
-            index.apply("engine", event, 0)
+            index.apply("engine", event)
     applied = time.perf_counter()
     num_blocks = len(payloads) * BLOCKS_AN_EVENT
     one, further = memory()
@@ -138,10 +135,10 @@ def memory() -> tuple[float, float]:
     index = PreciseIndex(BlockBudget(10**8))
     sizes = [resident_bytes()]
     for url in ("one", "two"):
-        index.reset(url, 0, is_complete=True)
+        index.reset(url, is_complete=True)
         for payload in payloads_of(tokens_of(MEMORY_BLOCKS * BLOCK_SIZE, 1)):
             for event in decode_events(payload).events:
-                index.apply(url, event, 0)
+                index.apply(url, event)
         gc.collect()
         sizes.append(resident_bytes())
     return (sizes[1] - sizes[0]) / MEMORY_BLOCKS, (sizes[2] - sizes[1]) / MEMORY_BLOCKS
@@ -168,7 +165,7 @@ def store(index: PreciseIndex, url: str, tokens: "array[int]") -> None:
     digests = [key.to_bytes(8, "big") * 2 for key in keys]
     event = ["BlockStored", digests, None, tokens[: len(keys) * BLOCK_SIZE].tolist(), BLOCK_SIZE, None, "GPU"]
     for decoded in decode_events(msgspec.msgpack.encode([0.0, [event], None])).events:
-        index.apply(url, decoded, 0)
+        index.apply(url, decoded)
 
 
 def microseconds(work: Callable[[], object], max_runs: int = 100_000) -> float:

@@ -17,7 +17,6 @@ from kvasir_router.metrics import Metrics
 from kvasir_router.service.series import (
     DemandCollector,
     KvEventCollector,
-    RebalancingCollector,
     ServiceCollector,
     WakeCollector,
 )
@@ -75,7 +74,6 @@ def router_registry() -> CollectorRegistry:
     metrics.observe_queue(lambda: 0)
     metrics.add(DemandCollector(dict))
     metrics.add(WakeCollector([]))
-    metrics.add(RebalancingCollector([]))
     metrics.observe_bodies(lambda: 0)
     metrics.observe_connections(lambda: 0)
     metrics.observe_endpoints(lambda state: 0)

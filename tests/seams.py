@@ -6,7 +6,7 @@ Such a test says how the code is written, not what it does, and fails when the c
 import ast
 from collections.abc import Iterator
 
-OURS = ("kvasir_chat", "kvasir_http", "kvasir_runtime", "kvasir_router", "kvasir_operator")
+OURS = ("kvasir_chat", "kvasir_http", "kvasir_logging", "kvasir_runtime", "kvasir_router", "kvasir_operator")
 PATCHES = ("setattr", "delattr", "setitem", "delitem", "patch", "object")
 
 

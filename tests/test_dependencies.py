@@ -57,12 +57,9 @@ def shipped_by() -> Mapping[str, list[str]]:
 
 @pytest.mark.parametrize("program", ["operator", "router", "runtime"])
 def test_a_program_declares_what_it_imports_and_nothing_else(program: str) -> None:
-    shared = (
-        set()
-        if program == "operator"
-        else imported(ROOT / "router" / "kvasir_chat") | imported(ROOT / "router" / "kvasir_http")
-    )
-    seen = distributions(shared | imported(ROOT / program / f"kvasir_{program}"))
+    shared = ["kvasir_logging"] if program == "operator" else ["kvasir_chat", "kvasir_http", "kvasir_logging"]
+    folders = [ROOT / program / f"kvasir_{program}", *(ROOT / "router" / package for package in shared)]
+    seen = distributions({module for folder in folders for module in imported(folder)})
     assert seen | (UNSEEN if program == "runtime" else set()) == declared(program)
 
 

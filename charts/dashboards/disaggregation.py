@@ -128,14 +128,6 @@ _TRAVEL = Section(
             Query(ROLE_PODS.rate("kvasir_kv_transfer_leases_ended_total", "reason"), "{{reason}}"), is_stacked=True,
             when_empty=_NONE,
         ),
-        graph(
-            "Streams moved for room", PER_SECOND,
-            "Running streams that an overfull engine was to hand over to one with room (engine.kvTransfer). `moved` as "
-            "meant; `elsewhere`: the other did not take it, look there; `stayed`: it ended first, or its engine is too "
-            "busy to let go. Moves without end: add replicas.",
-            Query(SERVICE_PODS.rate("kvasir_router_rebalanced_streams_total", "outcome"), "{{outcome}}"),
-            is_stacked=True,
-        ),
     ],
 )  # fmt: skip
 

@@ -29,7 +29,7 @@ from tests.dashboards.prometheus import Prometheus, running_prometheus
 from tests.local.conftest import LocalService
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.desired.roles import engine_roles, router_roles
 from kvasir_operator.resources.pod_monitor import pod_monitor
 from kvasir_operator.settings import OperatorSettings
@@ -145,7 +145,7 @@ def configs(folder: Path) -> list[dict[str, Any]]:
     settings = OperatorSettings()
     monitors = [
         pod_monitor(service, role, settings)
-        for service in load_services(SERVICES)
+        for service in load_manifests(SERVICES).services
         for role in (*engine_roles(service, settings.defaults), *router_roles(service, settings.defaults))
     ]
     of_services = [each for monitor in monitors if monitor for each in scrape_configs(monitor, f"{folder}/pods.json")]

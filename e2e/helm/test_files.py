@@ -65,6 +65,59 @@ def test_a_wrong_value_is_refused_by_name(offline_helm: Helm, given: str, name: 
     assert f"'{name}'" in str(refusal.value) or f"/{name}" in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gateway.extraArgs={--max-body-size=512Mi}", "--max-body-size 512Mi is more than --max-held-body-size 256Mi"),
+        ("gateway.extraArgs={--max-held-body-size=60M}", "--max-body-size 64Mi is more than --max-held-body-size 60M"),
+        (
+            "gateway.extraArgs={--max-body-size=2Gi,--max-held-body-size=2147483647}",
+            "gateway.extraArgs: --max-body-size 2Gi is more than --max-held-body-size 2147483647",
+        ),
+        (
+            "operator.extraArgs={--retry-initial-seconds=31}",
+            "--retry-initial-seconds 31 is more than --retry-max-seconds 30",
+        ),
+        (
+            "operator.resources.requests.memory=1Gi",
+            "operator.resources.requests.memory 1Gi is more than limits.memory 512Mi",
+        ),
+        ("gateway.resources.limits.cpu=999m", "gateway.resources.requests.cpu 1 is more than limits.cpu 999m"),
+        (
+            "podDefaults.engine.resources.cpu=2,podDefaults.engine.resources.cpuLimit=1",
+            "podDefaults.engine.resources.cpu 2 is more than cpuLimit 1",
+        ),
+        (
+            "podDefaults.router.resources.cpu=2,podDefaults.router.resources.cpuLimit=1999m",
+            "podDefaults.router.resources.cpu 2 is more than cpuLimit 1999m",
+        ),
+        (
+            "profiles.a.resources.cpu=2,profiles.a.resources.cpuLimit=1",
+            "profiles.a.resources.cpu 2 is more than cpuLimit 1",
+        ),
+    ],
+)
+def test_what_exceeds_what_it_must_not_is_refused_with_both(offline_helm: Helm, given: str, message: str) -> None:
+    with pytest.raises(HelmError) as refusal:
+        offline_helm.template("--set", given)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "gateway.extraArgs={--max-body-size=512Mi,--max-held-body-size=512Mi}",
+        "gateway.extraArgs={--max-held-body-size=1G,--max-body-size=900M}",
+        "operator.resources.limits.memory=536870912,operator.resources.requests.memory=1e8",
+        "operator.resources.limits.cpu=1,operator.resources.requests.cpu=1000m",
+        "operator.resources=null",
+        "podDefaults=null",
+    ],
+)
+def test_what_is_within_is_taken(offline_helm: Helm, given: str) -> None:
+    offline_helm.template("--set", given)
+
+
 def test_a_registry_must_be_named(offline_helm: Helm) -> None:
     with pytest.raises(HelmError, match=r"images\.registry is empty: name the registry .* --set images\.registry="):
         offline_helm.template("--set", "images.registry=")

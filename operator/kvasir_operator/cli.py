@@ -18,7 +18,6 @@ from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.defaults import InstallationDefaults, read_defaults
 from kvasir_operator.api.fields import without_none
 from kvasir_operator.api.manifests import load_manifests, title
-from kvasir_operator.api.reference import reference_text
 from kvasir_operator.errors import (
     InvalidManifestError,
     InvalidSettingsError,
@@ -87,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     local.set_defaults(command=_local)
 
     crd = commands.add_parser("crd", help="print the custom resource definition", allow_abbrev=False)
-    crd.add_argument("--reference", action="store_true", help="print the manifest's reference as Markdown instead")
     crd.set_defaults(command=_crd)
     return parser
 
@@ -128,8 +126,8 @@ def _local(arguments: argparse.Namespace) -> int:
     return run_local(arguments.files, LocalOptions.parse(arguments.listen))
 
 
-def _crd(arguments: argparse.Namespace) -> int:
-    sys.stdout.write(reference_text() if arguments.reference else crd_text())
+def _crd(_: argparse.Namespace) -> int:
+    sys.stdout.write(crd_text())
     return 0
 
 

@@ -127,8 +127,7 @@ def decide(
         map(stamped, [*wanted.objects(current), *step.missing]),
         observed.children,
         obj,
-        scales(rollout, workloads, going_groups),
-        weight_removals(rollout, workloads, observed.children),
+        (*scales(rollout, workloads, going_groups), *weight_removals(rollout, workloads, observed.children)),
         tuple(each.restart for each in restarts.values() if each.restart is not None),
         step.needed | _kept(wanted, rollout, workloads, observed, gateway),
     )
@@ -221,7 +220,7 @@ def _kept(
     gateway: GatewayState | None,
 ) -> frozenset[ObjectKey]:
     """Children that nobody renders any more and that still serve."""
-    kept = kept_children(rollout, workloads, observed.children)
+    kept = kept_children(rollout, workloads)
     if not wanted.service.is_behind_gateway or wanted.service.spec.suspend:
         return kept
     return kept | kept_router(rollout, observed.children, is_replaced=gateway is not None and gateway.serves)

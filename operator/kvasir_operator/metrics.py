@@ -1,13 +1,13 @@
 """The operator's own series, in a registry of their own; names and units follow the Prometheus conventions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
-from kvasir_operator.kube.kinds import ServiceKey
+from kvasir_operator.kube.kinds import KubeObject, ServiceKey
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.series import ServiceCollector
 
@@ -17,7 +17,8 @@ _PASS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 class OperatorMetrics:
     """Made once near main; the parts get the methods that they call."""
 
-    def __init__(self) -> None:
+    def __init__(self, services: Callable[[], Iterable[KubeObject]] = tuple) -> None:
+        """`services`: those that there are, whose statuses have series."""
         self.registry = CollectorRegistry(auto_describe=True)  # by name, those of the collectors below as well
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         self._passes = counter("kvasir_operator_reconcile", "Reconcile passes by result.", ["result"])
@@ -60,8 +61,8 @@ class OperatorMetrics:
             f"{prefix}_errors", "Decisions that a fault of the operator prevented.", ["error"]
         )
 
-        self.services, self.restarts = ServiceCollector(), RestartCounter()
-        self.registry.register(self.services)
+        self.restarts = RestartCounter()
+        self.registry.register(ServiceCollector(services))
         self.registry.register(self.restarts)
 
     def show_scaling(

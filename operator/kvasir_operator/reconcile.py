@@ -251,7 +251,8 @@ def _can_be_left_here(turn: Plan, decision: Decision, applied: Applied) -> bool:
 
 
 def _moves_replicas(plan: Plan) -> bool:
-    return any(action.key.kind in WORKLOAD_KINDS for action in plan.applies) or bool(plan.scales)
+    moved = (*(action.key for action in plan.applies), *(edit.key for edit in plan.edits))
+    return any(key.kind in WORKLOAD_KINDS for key in moved)
 
 
 def _is_seen_later(decision: Decision, applied: Applied) -> bool:

@@ -1,7 +1,7 @@
 """`kvasir-operator run`: the object graph, and what kopf starts and stops of it.
 
-One event loop holds everything. kopf hears the signals, calls `_start` before it watches services and `_stop_parts`
-after; between them run the informers, the workers that reconcile, the resync, discovery and the Lease.
+One event loop holds everything. kopf hears the signals and calls `_start` and `_stop_parts`; between them run the
+informers, the workers that reconcile, discovery with the resync, and the Lease.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import kopf
 import uvloop
 
+from kvasir_logging import log_to_stderr
 from kvasir_operator.autoscaling.ledger import ScalingLedger
 from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
@@ -28,20 +29,19 @@ from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
 from kvasir_operator.kube.features import ClusterFeatures, Discovery, wait_until_served
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, KubeObject
 from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaseTiming
-from kvasir_operator.logs import log_to_stderr
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import LOOK_SECONDS, GatewayObserver
 from kvasir_operator.observe.informer import Informers
-from kvasir_operator.observe.seen_services import SeenServices
 from kvasir_operator.parts import STOP_GRACE_SECONDS, Parts
 from kvasir_operator.probes import serving_probes
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
-from kvasir_operator.queue.worker import Resync, work
+from kvasir_operator.queue.worker import resync, work
 from kvasir_operator.reconcile import Reconciler, utc_now
 from kvasir_operator.settings import OperatorSettings
 
@@ -76,18 +76,16 @@ class Operator:
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
         self._namespaces = settings.namespace or None
-        self._metrics = OperatorMetrics()
+        self._cache = InformerCache(is_namespaced=self._namespaces is not None)
+        self._metrics = OperatorMetrics(self._services)
         self._queue = WorkQueue(
             time.monotonic, KeySchedule(BackOff(settings.retry_initial_seconds, settings.retry_max_seconds))
         )
-        self._cache = InformerCache(is_namespaced=self._namespaces is not None)
-        self._services = SeenServices(time.monotonic)
         self._resources = AsyncExitStack()
         self._parts = Parts(self._fail)
         self._workers: list[asyncio.Task[None]] = []
         self._informers: Informers | None = None
         self._stop_flag = asyncio.Event()
-        self._kopf_ready = asyncio.Event()
         self._is_served = False
         self._failure: KvasirOperatorError | None = None
 
@@ -111,7 +109,7 @@ class Operator:
         self._resources.push_async_callback(leases.close)
         self._leadership = _leadership(leases, settings)
         hooks = ClientHooks(self._leadership.check, metrics.count_request, lambda: self._discovery.doubt())
-        self._client = CachedClient(configuration, self._cache, self._services, hooks)
+        self._client = CachedClient(configuration, self._cache, hooks)
         self._resources.push_async_callback(self._client.close)
         self._prometheus = _prometheus(settings)
         if self._prometheus is not None:
@@ -127,23 +125,19 @@ class Operator:
         await kopf.operator(
             identity=identity,
             registry=kopf_registry(
-                Lifecycle(self._start, self._stop_parts),
-                lambda: load_configuration(self._settings.kubeconfig),
-                partial(self._queue.add, is_urgent=True),
-                self._watch_service,
+                Lifecycle(self._start, self._stop_parts), lambda: load_configuration(self._settings.kubeconfig)
             ),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=self._namespaces is None,
             namespaces=self._namespaces or (),
-            ready_flag=self._kopf_ready,
             stop_flag=self._stop_flag,
         )
 
-    def _watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
-        self._metrics.services.watch(event_type, service)
-        self._services.watch(event_type, service)
-        self._gateway.watch_service(event_type, service)
+    def _services(self) -> Iterable[KubeObject]:
+        """Those that informers have shown."""
+        for namespace in self._namespaces or (None,):
+            yield from self._cache.read_all(INFERENCE_SERVICE, namespace) or ()
 
     async def _start(self) -> None:
         """Returns when this process may reconcile; a signal cancels it."""
@@ -161,14 +155,22 @@ class Operator:
         settings, client, start = self._settings, self._client, self._parts.start
         if settings.leader_election:
             start("Lease", self._leadership.keep())  # first begun, last stopped: passes that drain must be the leader's
-        resync = Resync(client, self._namespaces, self._queue)
-        self._discovery = Discovery(client, features, lambda: self._follow_features(resync))
         self._informers = Informers(
-            client, self._namespaces, self._cache, self._queue.settle, lambda: self._discovery.features
+            client,
+            self._namespaces,
+            self._cache,
+            self._queue.settle,
+            partial(self._queue.add, is_urgent=True),
+            lambda: self._discovery.features,
+        )
+        self._discovery = Discovery(
+            client,
+            features,
+            self._informers.follow_features,
+            partial(resync, client, self._namespaces, self._queue, settings.resync_seconds),
         )
         start("informers", self._informers.run())
         start("discovery", self._discovery.run(settings.resync_seconds))
-        start("resync", resync.run(settings.resync_seconds))
         if settings.defaults.gateway is not None:
             start("gateway", self._gateway.run(min(LOOK_SECONDS, settings.resync_seconds)))
         self._discovery.doubt()  # who stood by for long asked long ago
@@ -192,11 +194,6 @@ class Operator:
             for number in range(settings.workers)
         ]
 
-    def _follow_features(self, resync: Resync) -> None:
-        if self._informers is not None:
-            self._informers.follow_features()
-        resync.hasten()
-
     def _fail(self, error: KvasirOperatorError) -> None:
         """A part ended: so must all. The first one says why."""
         self._failure = self._failure or error
@@ -217,8 +214,7 @@ class Operator:
             return "the API server has not answered yet"
         if self._informers is None:
             return None  # standing by is all that is asked for
-        is_synced = self._kopf_ready.is_set() and self._informers.are_synced
-        return None if is_synced else "the first lists are not read yet"
+        return None if self._informers.are_synced else "the first lists are not read yet"
 
 
 async def drain(

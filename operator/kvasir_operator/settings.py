@@ -96,11 +96,18 @@ class OperatorSettings:
         15.0, "autoscaled services are measured again after this many seconds", least=ABOVE_ZERO
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least severe message that is logged")
-    log_format: Literal["text", "json"] = _setting("text", "lines of text, or an object of JSON a message")
+    log_format: Literal["text", "json"] = _setting(
+        "text", "lines of text, or an object of JSON a message: of the operator, of engines and of routers"
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
             self._check_bounds(each.name, each.metadata)
+        if self.retry_initial_seconds > self.retry_max_seconds:
+            raise InvalidSettingsError(
+                f"--retry-initial-seconds {self.retry_initial_seconds:g} is more than --retry-max-seconds "
+                f"{self.retry_max_seconds:g}, the longest wait: lower it, or raise the longest"
+            )
         if self.prometheus_url is not None and "@" in _host(self.prometheus_url):
             raise InvalidSettingsError(
                 "--prometheus-url holds a user's name or password, which arguments, logs and statuses would show: "

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvasir_chat.messages import ConversationRefusedError, Message
+from kvasir_chat.messages import ConversationRefusedError, Message, text_of
 
 CLIENT_HEADER = "x-anthropic-billing-header"
 """How the text begins that coding assistants put before their system prompt. It differs from request to request, so
@@ -47,7 +47,7 @@ def tool_choice(choice: Any) -> dict[str, Any]:
     kind = choice.get("type") if isinstance(choice, dict) else None
     kinds = {"auto": "auto", "any": "required", "none": "none"}
     if kind == "tool":
-        function = {"name": _text(choice, "name", "tool_choice")}
+        function = {"name": text_of(choice, "name", "tool_choice")}
         asked: dict[str, Any] = {"tool_choice": {"type": "function", "function": function}}
     elif isinstance(kind, str) and kind in kinds:
         asked = {"tool_choice": kinds[kind]}
@@ -123,7 +123,7 @@ def _assistant_message(blocks: Sequence[Mapping[str, Any]], field: str) -> Messa
         if block["type"] == "tool_use":
             calls.append(_call(block, place))
         elif block["type"] == "thinking":
-            thoughts.append(_text(block, "thinking", place))
+            thoughts.append(text_of(block, "thinking", place))
         elif block["type"] not in _SKIPPED:
             texts += _texts_of(block, place)
     message: Message = {"role": "assistant", "content": _content(texts)}
@@ -138,13 +138,13 @@ def _call(block: Mapping[str, Any], field: str) -> Message:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise ConversationRefusedError(f"{field}.input: an object is expected", f"{field}.input")
-    function = {"name": _text(block, "name", field), "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"id": _text(block, "id", field), "type": "function", "function": function}
+    function = {"name": text_of(block, "name", field), "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"id": text_of(block, "id", field), "type": "function", "function": function}
 
 
 def _tool_message(block: Mapping[str, Any], field: str) -> Message:
     texts = _texts(block.get("content"), f"{field}.content")
-    return {"role": "tool", "tool_call_id": _text(block, "tool_use_id", field), "content": _content(texts)}
+    return {"role": "tool", "tool_call_id": text_of(block, "tool_use_id", field), "content": _content(texts)}
 
 
 def _tool(tool: Any, field: str) -> Message:
@@ -157,7 +157,7 @@ def _tool(tool: Any, field: str) -> Message:
             "input_schema and run it yourself",
             field,
         )
-    function: Message = {"name": _text(tool, "name", field)}
+    function: Message = {"name": text_of(tool, "name", field)}
     for key, name in (("description", "description"), ("input_schema", "parameters"), ("strict", "strict")):
         if tool.get(key) is not None:
             function[name] = tool[key]
@@ -194,13 +194,13 @@ def _texts_of(block: Mapping[str, Any], field: str) -> list[str]:
     """Of a block that is nothing but text."""
     match block["type"]:
         case "text":
-            return [_text(block, "text", field)]
+            return [text_of(block, "text", field)]
         case "search_result":
-            heading = f"{_text(block, 'title', field)}\n{_text(block, 'source', field)}"
+            heading = f"{text_of(block, 'title', field)}\n{text_of(block, 'source', field)}"
             return [heading, *_texts(block.get("content"), f"{field}.content")]
         case "document" if _is_text_document(block):
             title = block.get("title")
-            return [*([title] if isinstance(title, str) else []), _text(block["source"], "data", f"{field}.source")]
+            return [*([title] if isinstance(title, str) else []), text_of(block["source"], "data", f"{field}.source")]
         case kind:
             raise ConversationRefusedError(
                 f"{field}: a block of the type {kind[:40]!r} cannot stand here: this server reads text, documents of "
@@ -212,10 +212,3 @@ def _texts_of(block: Mapping[str, Any], field: str) -> list[str]:
 def _is_text_document(block: Mapping[str, Any]) -> bool:
     source = block.get("source")
     return isinstance(source, dict) and source.get("type") == "text"
-
-
-def _text(block: Mapping[str, Any], key: str, field: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ConversationRefusedError(f"{field}.{key}: a text is expected", f"{field}.{key}")
-    return value

@@ -20,6 +20,14 @@ class ConversationRefusedError(Exception):
         self.field = field
 
 
+def text_of(item: Mapping[str, Any], key: str, field: str) -> str:
+    """Raises ConversationRefusedError."""
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise ConversationRefusedError(f"{field}.{key}: a text is expected", f"{field}.{key}")
+    return value
+
+
 class NoContent(jinja2.ChainableUndefined):
     """`content: null`, or none sent: `is none`, not `is defined`, and no text where it is printed or joined to some."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvasir_chat.messages import ConversationRefusedError, Message
+from kvasir_chat.messages import ConversationRefusedError, Message, text_of
 
 Item = dict[str, Any]
 CUSTOM_INPUT = "input"
@@ -50,13 +50,13 @@ def _add(chat: list[Message], item: Item, field: str) -> None:
         case "reasoning":
             _add_thought(chat, item, field)
         case "function_call":
-            _add_call(chat, item, _text(item, "arguments", field), field)
+            _add_call(chat, item, text_of(item, "arguments", field), field)
         case "custom_tool_call":
-            arguments = json.dumps({CUSTOM_INPUT: _text(item, "input", field)}, ensure_ascii=False)
+            arguments = json.dumps({CUSTOM_INPUT: text_of(item, "input", field)}, ensure_ascii=False)
             _add_call(chat, item, arguments, field)
         case "function_call_output" | "custom_tool_call_output":
             output = _content(item.get("output"), f"{field}.output")
-            chat.append({"role": "tool", "tool_call_id": _text(item, "call_id", field), "content": output})
+            chat.append({"role": "tool", "tool_call_id": text_of(item, "call_id", field), "content": output})
         case kind:
             raise ConversationRefusedError(
                 f"{field}: an item of the type {str(kind)[:40]!r} cannot be part of a prompt here; leave it out, or "
@@ -92,11 +92,12 @@ def _add_thought(chat: list[Message], item: Item, field: str) -> None:
 
 
 def _add_call(chat: list[Message], item: Item, arguments: str, field: str) -> None:
-    name = _with_namespace(item.get("namespace"), _text(item, "name", field))
+    name = _with_namespace(item.get("namespace"), text_of(item, "name", field))
     last = _last_assistant(chat)
     if last is None:
         chat.append(last := {"role": "assistant", "content": None})
-    call = {"id": _text(item, "call_id", field), "type": "function", "function": {"name": name, "arguments": arguments}}
+    function = {"name": name, "arguments": arguments}
+    call = {"id": text_of(item, "call_id", field), "type": "function", "function": function}
     last.setdefault("tool_calls", []).append(call)
 
 
@@ -139,9 +140,9 @@ def _offered(tools: Any, namespace: str | None, field: str) -> Iterator[OfferedT
             raise ConversationRefusedError(f"{place}: a tool is expected, which is an object", place)
         match tool.get("type"):
             case "namespace" if namespace is None:
-                yield from _offered(tool.get("tools") or [], _text(tool, "name", place), f"{place}.tools")
+                yield from _offered(tool.get("tools") or [], text_of(tool, "name", place), f"{place}.tools")
             case "function" | "custom" as kind:
-                yield OfferedTool(kind, _text(tool, "name", place), namespace, tool, place)
+                yield OfferedTool(kind, text_of(tool, "name", place), namespace, tool, place)
 
 
 def chat_tool(tool: OfferedTool) -> Message:
@@ -159,12 +160,21 @@ def chat_tool(tool: OfferedTool) -> Message:
 
 
 def _custom_description(tool: OfferedTool) -> str:
-    """With the grammar of its input, which nothing else tells the model."""
-    description, wanted = tool.described.get("description") or "", tool.described.get("format")
-    if not isinstance(wanted, dict) or wanted.get("type") != "grammar":
+    """With the grammar of its input, which nothing else tells a model beforehand."""
+    description, wanted = tool.described.get("description") or "", input_format(tool)
+    if wanted is None:
         return str(description)
-    syntax, definition = (_text(wanted, key, f"{tool.field}.format") for key in ("syntax", "definition"))
+    syntax, definition = wanted
     return f"{description}\nThe input follows this {syntax} grammar:\n{definition}".strip()
+
+
+def input_format(tool: OfferedTool) -> tuple[str, str] | None:
+    """Syntax and definition of the grammar of a custom tool's input. Raises ConversationRefusedError."""
+    wanted = tool.described.get("format") if tool.kind == "custom" else None
+    if not isinstance(wanted, dict) or wanted.get("type") != "grammar":
+        return None
+    syntax, definition = (text_of(wanted, key, f"{tool.field}.format") for key in ("syntax", "definition"))
+    return syntax, definition
 
 
 def tool_choice(choice: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
@@ -187,7 +197,7 @@ def tool_choice(choice: Any, tools: Sequence[OfferedTool]) -> dict[str, Any]:
 
 
 def _named(choice: Any, tools: Sequence[OfferedTool]) -> Message:
-    name = _text(choice if isinstance(choice, dict) else {}, "name", "tool_choice")
+    name = text_of(choice if isinstance(choice, dict) else {}, "name", "tool_choice")
     known = [tool.called_name for tool in tools if name in (tool.name, tool.called_name)]
     return {"type": "function", "function": {"name": known[0] if known else name}}
 
@@ -212,11 +222,4 @@ def _part_text(part: Any, field: str) -> str:
         raise ConversationRefusedError(
             f"{field}: a part of the type {str(kind)[:40]!r} was given, but this server reads only text", field
         )
-    return _text(part, _TEXTS[kind], field)
-
-
-def _text(item: Mapping[str, Any], key: str, field: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise ConversationRefusedError(f"{field}.{key}: a text is expected", f"{field}.{key}")
-    return value
+    return text_of(part, _TEXTS[kind], field)

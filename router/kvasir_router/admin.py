@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, JSONResponse
-from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from kvasir_router.debug.decisions import DecisionLog
 from kvasir_router.debug.routing import PAGE, PAGE_HEADERS, describe_routing
@@ -16,40 +16,42 @@ from kvasir_router.service.service import Services
 
 def create_admin_app(
     services: Services, metrics: Metrics, decisions: DecisionLog, is_ready: Callable[[], bool]
-) -> FastAPI:
+) -> Starlette:
     """/ready holds once the router listens and knows its endpoints, even if there are none: it then holds requests, and
     taking it out of its Service while engines start from zero would refuse them instead.
     """
-    app = FastAPI(title="Kvasir router admin", openapi_url=None)
 
-    @app.exception_handler(404)
-    async def unknown(request: Request, error: Exception) -> Response:
-        paths = ", ".join(route.path for route in app.routes if isinstance(route, APIRoute))
-        return JSONResponse({"detail": f"there is no {request.url.path} here, but {paths}"}, 404)
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def ready(request: Request) -> Response:
+        if is_ready():
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready: starting, endpoints not read yet, or shutting down"}, 503)
 
-    @app.get("/ready")
-    async def ready(response: Response) -> dict[str, str]:
-        response.status_code = 200 if is_ready() else 503
-        return {"status": "ready" if is_ready() else "not ready: starting, endpoints not read yet, or shutting down"}
-
-    @app.get("/metrics")
-    async def series() -> Response:
+    async def series(request: Request) -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/endpoints")
-    async def endpoints() -> list[dict[str, Any]]:
-        return services.describe()
+    async def endpoints(request: Request) -> Response:
+        return JSONResponse(services.describe())
 
-    @app.get("/debug/routing")
-    async def routing_page() -> FileResponse:
+    async def page(request: Request) -> Response:
         return FileResponse(PAGE, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
-    @app.get("/debug/routing.json")
-    async def routing(service: str | None = None) -> dict[str, Any]:
-        return describe_routing(services, decisions, service, time.perf_counter(), time.time())
+    async def routing(request: Request) -> Response:
+        service = request.query_params.get("service")
+        return JSONResponse(describe_routing(services, decisions, service, time.perf_counter(), time.time()))
 
-    return app
+    pages = {
+        "/health": health,
+        "/ready": ready,
+        "/metrics": series,
+        "/endpoints": endpoints,
+        "/debug/routing": page,
+        "/debug/routing.json": routing,
+    }
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": f"there is no {request.url.path} here, but {', '.join(pages)}"}, 404)
+
+    return Starlette(routes=[Route(path, answer) for path, answer in pages.items()], exception_handlers={404: unknown})

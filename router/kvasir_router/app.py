@@ -80,11 +80,11 @@ class Handler:
                 self._keep_alives.watch(exchange)
             status = await self._answer(job)
             if status >= 400:
-                logger.info("request_id=%s status=%d, the engine's own answer", exchange.request_id, status)
+                logger.info("the engine's own answer", extra={"request_id": exchange.request_id, "status": status})
             exchange.end()
         except RequestError as error:
             status = error.status
-            logger.info("request_id=%s status=%d %s", exchange.request_id, status, error)
+            logger.info("%s", error, extra={"request_id": exchange.request_id, "status": status})
             exchange.fail(error)
         except asyncio.CancelledError:
             # The client is gone, or the time to drain is over. The task ends here: no cancellation is lost.
@@ -92,7 +92,7 @@ class Handler:
             if not exchange.has_client_left:
                 exchange.fail(RouterStoppingError("the router is stopping and cannot wait for this answer any longer"))
         except Exception:
-            logger.exception("request_id=%s failed", exchange.request_id)
+            logger.exception("a request failed", extra={"request_id": exchange.request_id})
             exchange.fail(RequestError("the router failed to handle this request; its log says why"))
         finally:
             self._keep_alives.forget(exchange)
@@ -155,9 +155,8 @@ class Handler:
                 job.forget_attempt(placement)
                 job.service.withdraw(job.request, placement.leg.endpoint.url)
             except StreamMovedError as move:
-                logger.info("request_id=%s %s", job.exchange.request_id, move)
-                job.count_move(placement.leg.endpoint.url, can_return=job.stream.receiver is not None)
-                job.service.rebalancing.hand_over(job.stream)
+                logger.info("%s", move, extra={"request_id": job.exchange.request_id})
+                job.count_move(placement.leg.endpoint.url)
             except UpstreamError as error:
                 if job.exchange.has_whole_stream:
                     return 200
@@ -182,8 +181,7 @@ class Handler:
                 job.request,
                 job.tried,
                 moved_from=job.moved_from,
-                num_drawn_tokens=job.stream.num_drawn_tokens,
-                receiver=job.stream.receiver,
+                num_generated_tokens=job.num_generated_tokens,
             )
             if placement is not None:
                 return placement
@@ -197,7 +195,6 @@ class Handler:
         self._parts.metrics.count_dispatch(job.request, placement, job.service.policy, self._own_seconds(job))
         ticket = tickets[0]
         release = None if placement.prefill else self._release_when_expected(job.request, ticket)
-        job.service.rebalancing.begin(job.stream, ticket)
         try:
             with while_alive(ticket, lambda is_silent: _can_go_elsewhere(job, ticket.url, is_silent)):
                 if sending is not None:
@@ -206,7 +203,6 @@ class Handler:
                     sending = self._send(job, ticket.url, prefill.kv_transfer_params)
                     return await self._attempt(job, ticket, sending, prefill, None)
         finally:
-            job.service.rebalancing.end(job.stream)
             if release is not None:
                 release.cancel()
             for each in tickets:
@@ -291,23 +287,17 @@ class Handler:
             self._parts.metrics.time_to_first_byte(job.request.model or "").observe(now - job.exchange.arrived)
 
     def _note_resumption(self, job: Job, ticket: Ticket, prefill: PrefillLeg | None) -> None:
-        journal = job.exchange.journal
         if prefill is not None:
             prefill.decode_has_begun(time.perf_counter(), is_from_start=False)
         job.service.in_flight_limits.answered(ticket.url, is_error=False)
-        ticket.first_token(time.perf_counter(), 0 if journal is None else journal.num_events)
-        job.service.rebalancing.go_on(job.stream)
+        ticket.first_token(time.perf_counter(), job.num_generated_tokens)
         self._parts.metrics.streams_resumed(job.lost_reason).inc()
-        logger.info(
-            "request_id=%s endpoint=%s goes on with a stream lost elsewhere (%s)",
-            job.exchange.request_id,
-            ticket.url,
-            job.lost_reason,
-        )
+        fields = {"request_id": job.exchange.request_id, "endpoint": ticket.url}
+        logger.info("a stream lost elsewhere goes on (%s)", job.lost_reason, extra=fields)
 
     def _note_failure(self, job: Job, placement: Placement, error: UpstreamError, *, is_last: bool) -> None:
         endpoint = placement.leg.endpoint
-        logger.warning("request_id=%s endpoint=%s %s", job.exchange.request_id, endpoint.url, error)
+        logger.warning("%s", error, extra={"request_id": job.exchange.request_id, "endpoint": endpoint.url})
         self._parts.metrics.upstream_errors(error.reason).inc()
         self._parts.metrics.revision_errors(endpoint.revision, error.reason).inc()
         if not is_last:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from kvasir_logging import LogFormat, LogLevel
 from kvasir_router.errors import ConfigError
 
-PolicyName = Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"]
+PolicyName = Literal["finishTime", "roundRobin", "sessionAffinity"]
 KvTransferProtocolName = Literal["kvasir", "vllm"]
-Switch = Literal["off", "on"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 ROUTER_SECRET_VARIABLE = "KVASIR_ROUTER_SECRET"
 GATEWAY_SECRET_VARIABLE = "KVASIR_GATEWAY_SECRET"
@@ -27,11 +26,11 @@ _SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `500ms`, `60s`, `10m`, `1h` or a bare number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
-    if match is None:
+    """Seconds from `500ms`, `60s`, `10m`, `1h` or `1m30s`, or a bare number of seconds."""
+    if re.fullmatch(r"(\d+(\.\d+)?(ms|s|m|h))+|\d+(\.\d+)?", text) is None:
         raise ConfigError(f"{text!r} is not a duration; write for example 500ms, 60s, 10m or 1h")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+    parts: list[tuple[str, str]] = re.findall(r"([\d.]+)(ms|s|m|h|)", text)
+    return sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
 
 
 def parse_size(text: str) -> int:
@@ -333,13 +332,6 @@ class RouterConfig:
             metavar="auto|NUM",
         ),
     )
-    rebalancing: Switch = field(
-        default="off",
-        metadata=_flag(
-            "on: an engine that exchanges KV and whose requests wait for room in it hands running streams over to one "
-            "where KV is half empty; needs --kv-events"
-        ),
-    )
     probe_interval: float = field(
         default=1.0, metadata=_duration("time between two probes of an endpoint", least=ABOVE_ZERO)
     )
@@ -372,6 +364,7 @@ class RouterConfig:
         metadata=_duration("time after --shutdown-delay in which all must have ended; in its second half new get 503"),
     )
     log_level: LogLevel = field(default="info", metadata=_flag("least severe level that is logged"))
+    log_format: LogFormat = field(default="text", metadata=_flag("lines of text, or an object of JSON a message"))
 
     def __post_init__(self) -> None:
         self._check_bounds()
@@ -391,7 +384,6 @@ class RouterConfig:
             raise ConfigError(f"--model-alias {self.model_alias[0]!r} stands for no model; name it with --model")
         if self.prefill_endpoint and not self.decode_endpoint:
             raise ConfigError("--prefill-endpoint alone answers nobody; name who decodes with --decode-endpoint")
-        self._check_rebalancing()
         for name in ("endpoint", "prefill_endpoint", "decode_endpoint"):
             self._check_base_urls(name)
         for name in ("tenant_tokens_per_minute", "tenant_max_in_flight"):
@@ -416,11 +408,3 @@ class RouterConfig:
             if re.fullmatch(r"https?://[^/\s]+/?", url) is None:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} {url!r} is not a base URL; write for example http://127.0.0.1:8000")
-
-    def _check_rebalancing(self) -> None:
-        if self.rebalancing == "off":
-            return
-        if self.kv_events is None:
-            raise ConfigError("--rebalancing on goes by what engines say of their load; name their ports: --kv-events")
-        if not self.kv_transfer_port:
-            raise ConfigError("--rebalancing on hands KV over, and --kv-transfer-port 0 forbids that")

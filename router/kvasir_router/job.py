@@ -17,7 +17,6 @@ from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.exchange import Exchange
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.ledger import Ticket
-from kvasir_router.service.rebalancing import RunningStream
 from kvasir_router.service.service import Service
 
 
@@ -49,10 +48,6 @@ class Job:
     _refused_by: set[str] = field(default_factory=set)  # since the stream last got further
     _num_failures: int = 0
     _num_bytes_kept: int = 0  # of the journal at the last failure
-    stream: RunningStream = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.stream = RunningStream(self.request, self.exchange)
 
     @property
     def can_fail_again(self) -> bool:
@@ -63,6 +58,11 @@ class Job:
         """Revision of the engine that has let go of the stream and keeps its KV; None: no engine does."""
         journal = self.exchange.journal
         return self._begun_by if journal is not None and journal.is_moved else None
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Of the stream, that its client has: about as many as it has events."""
+        return 0 if self.exchange.journal is None else self.exchange.journal.num_events
 
     def count_wait(self, seconds: float) -> None:
         self.queue_wait_seconds += seconds
@@ -76,12 +76,12 @@ class Job:
         """It was not the fault of the engine that was to answer, which may be asked again."""
         self.tried.discard(placement.leg.endpoint.url)
 
-    def count_move(self, url: str, *, can_return: bool) -> None:
-        """The endpoint has let go of the stream and keeps its KV. `can_return`: it would take the stream again."""
+    def count_move(self, url: str) -> None:
+        """The endpoint has let go of the stream and keeps its KV."""
         self._has_got_further()
         self._begun_by = self.revision
         self._num_failures, self.waited_seconds = -1, 0.0  # the first where it is to go on is not counted
-        self.tried, self._refused_by = set() if can_return else {url}, set()
+        self.tried, self._refused_by = {url}, set()
         self.lost_reason = "moved"
 
     def note_answer(self) -> None:

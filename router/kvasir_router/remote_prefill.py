@@ -94,14 +94,12 @@ class RemotePrefills:
         """
         decode, ticket = tickets
         handover, fetch = self.new_handover(ticket.url, self.port), placement.fetch
-        leg = PrefillLeg(
-            job, placement, decode, ticket, self.metrics, handover.to_decode, self.late_seconds, self.clock
-        )
+        leg = PrefillLeg(self, job, placement, tickets, handover.to_decode)
         told = handover.to_prefill
         if fetch is not None:
             told = with_lookup(told, fetch.peer_url, fetch.peer_port)
         body = prefill_body(job.exchange.body.content, told)
-        task = asyncio.create_task(leg.run(self.pool, body), name=f"prefill {job.exchange.request_id}")
+        task = asyncio.create_task(leg.run(body), name=f"prefill {job.exchange.request_id}")
         try:
             if leg.decode_waits_for_it:
                 await asyncio.wait([task])
@@ -115,7 +113,7 @@ class RemotePrefills:
             task.cancel()
             await asyncio.wait([task])
             if not task.cancelled() and (failure := task.exception()) is not None:
-                logger.error("request_id=%s: its prefill leg failed", job.exchange.request_id, exc_info=failure)
+                logger.error("a prefill leg failed", exc_info=failure, extra={"request_id": job.exchange.request_id})
 
 
 class PrefillLeg:
@@ -123,14 +121,11 @@ class PrefillLeg:
 
     def __init__(
         self,
+        prefills: RemotePrefills,
         job: Job,
         placement: Placement,
-        decode: Ticket,
-        ticket: Ticket,
-        metrics: Metrics,
+        tickets: Sequence[Ticket],
         kv_transfer_params: bytes | None,
-        late_seconds: float,
-        clock: Callable[[], float],
     ) -> None:
         assert placement.prefill is not None
         self.kv_transfer_params = kv_transfer_params
@@ -138,23 +133,20 @@ class PrefillLeg:
         self.decode_time: asyncio.Timeout | None = None
         """Ends that of the decode leg."""
         self._has_decode_begun = False
-        self._late_seconds = late_seconds
-        self._clock = clock
+        self._prefills = prefills
         self._job = job
         self._revision = placement.prefill.endpoint.revision
         self._num_tokens = placement.leg.received_tokens
         self._fetch = placement.fetch
-        self._decode = decode
-        self._ticket = ticket
-        self._metrics = metrics
+        self._decode, self._ticket = tickets
         self._patience: asyncio.Timeout | None = None
         self._prefilled_at: float | None = None
         self._was_decode_prefilling = False
         """When the prefill had ended."""
 
-    async def run(self, pool: UpstreamPool, body: bytes) -> None:
+    async def run(self, body: bytes) -> None:
         try:
-            answer = await self._ask(pool, body)
+            answer = await self._ask(body)
         except UpstreamError as error:
             self._note_failure(error)
         else:
@@ -171,11 +163,11 @@ class PrefillLeg:
             self.decode_time.reschedule(None)  # where the prefill has failed in this very turn of the loop
         if self._prefilled_at is None:
             if self._patience is not None:
-                self._patience.reschedule(asyncio.get_running_loop().time() + self._late_seconds)
+                self._patience.reschedule(asyncio.get_running_loop().time() + self._prefills.late_seconds)
         elif is_from_start and self.kv_transfer_params is not None:
             self._learn_transfer(now - self._prefilled_at, now)
 
-    async def _ask(self, pool: UpstreamPool, body: bytes) -> bytes:
+    async def _ask(self, body: bytes) -> bytes:
         """Raises UpstreamError."""
         exchange, request = self._job.exchange, self._job.request
         headers = forwarded_headers(
@@ -189,7 +181,7 @@ class PrefillLeg:
         try:
             async with asyncio.timeout(None) as self._patience:
                 with while_alive(self._ticket, lambda is_silent: True):
-                    return await prefill(pool, self._ticket.url, exchange.path, headers, body)
+                    return await prefill(self._prefills.pool, self._ticket.url, exchange.path, headers, body)
         except TimeoutError as error:
             message = f"{self._ticket.url} was still prefilling when the decode engine had done it itself"
             raise UpstreamLateError(message, "late") from error
@@ -199,7 +191,7 @@ class PrefillLeg:
             self._patience = None
 
     def _note_prefill(self, answer: bytes) -> None:
-        now = self._prefilled_at = self._clock()
+        now = self._prefilled_at = self._prefills.clock()
         if self._fetch is not None and self._job.service.fetching is not None:
             self._job.service.fetching.learn(self._fetch, self._ticket.url, self._ticket.seconds_late(now), now)
         self._was_decode_prefilling = self._decode.is_engine_prefilling
@@ -212,8 +204,8 @@ class PrefillLeg:
 
     def _note_failure(self, error: UpstreamError) -> None:
         url = self._ticket.url
-        logger.warning("request_id=%s prefill endpoint=%s %s", self._job.exchange.request_id, url, error)
-        self._metrics.count_remote_prefill_error(self._revision, error.reason)
+        logger.warning("%s", error, extra={"request_id": self._job.exchange.request_id, "prefill_endpoint": url})
+        self._prefills.metrics.count_remote_prefill_error(self._revision, error.reason)
         self._job.tried.add(url)
         self._job.service.note_failure(url, error)
         if isinstance(error, UpstreamRefusedError):
@@ -223,10 +215,10 @@ class PrefillLeg:
         elif not self._has_decode_begun and self.decode_time is not None:
             self.decode_time.reschedule(asyncio.get_running_loop().time())
         elif isinstance(error, UpstreamLateError):
-            self._ticket.first_token(self._clock())  # it takes at least as long
+            self._ticket.first_token(self._prefills.clock())  # it takes at least as long
 
     def _decode_prefills(self) -> None:
-        self._decode.prefill_after_all(self._clock())
+        self._decode.prefill_after_all(self._prefills.clock())
         if not self._job.request.is_stream:  # nothing will tell when it is done
             seconds = self._decode.expected_prefill_seconds
             asyncio.get_running_loop().call_later(seconds, self._decode.release_prefill)
@@ -238,6 +230,6 @@ class PrefillLeg:
         pairing = self._job.service.pairing
         if pairing is None or not self._job.request.is_stream:
             return
-        self._metrics.kv_transfer_seconds.observe(seconds)
+        self._prefills.metrics.kv_transfer_seconds.observe(seconds)
         if not self._was_decode_prefilling and not self._decode.is_engine_prefilling:
             pairing.transfers.observe(self._ticket.url, self._decode.url, self._num_tokens, seconds, now)

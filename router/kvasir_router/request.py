@@ -43,7 +43,6 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     tenant: str | None = None  # None: the router is open to everybody
     priority: int = 0  # lower is earlier
     can_transfer_kv: bool = False  # another engine may compute its prompt's KV
-    max_output_tokens: int | None = None  # None: the client has set no bound
     holder: str | None = None  # mark of the engine that keeps what it goes on from
     session: str | None = None  # requests of one session belong together; None: neither client nor prompt tell
 
@@ -120,7 +119,6 @@ async def parse(
         tenant=envelope.tenant,
         priority=fields.priority if type(fields.priority) is int else 0,
         can_transfer_kv=prompt is not None and _can_transfer_kv(envelope.dialect, fields, prompt),
-        max_output_tokens=_max_output_tokens(fields),
         holder=fields.holder,
         session=_session(envelope.raw_headers, fields, prompt),
     )
@@ -151,11 +149,6 @@ def _can_transfer_kv(dialect: Dialect, fields: RoutingFields, prompt: Prompt) ->
     tells_nothing = not fields.echo and fields.prompt_logprobs is None
     is_whole = not fields.is_large and fields.holder is None
     return dialect.has_kv_transfer and is_one and tells_nothing and is_whole
-
-
-def _max_output_tokens(fields: RoutingFields) -> int | None:
-    given = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    return given if type(given) is int else None
 
 
 def _session(raw_headers: Iterable[tuple[bytes, bytes]], fields: RoutingFields, prompt: Prompt | None) -> str | None:

@@ -1,20 +1,22 @@
-"""The APIs as a FastAPI application: what is named here is forwarded, models are listed, errors take the shape of
+"""The APIs as a Starlette application: what is named here is forwarded, models are listed, errors take the shape of
 the API that was asked. An engine's other paths, those that load adapters or change its state, are not reachable from
 outside.
 """
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvasir_router import openapi
+from kvasir_router import __version__
 from kvasir_router.api_keys import ApiKeys
 from kvasir_router.dialects.chat import Chat
 from kvasir_router.dialects.dialect import Dialect
@@ -44,6 +46,7 @@ DIALECTS: Mapping[str, Dialect] = {
     **{path: Scores(path) for path in _SCORES},
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
+HEALTH_PATHS = ("/health", "/ping")
 _UNKNOWN_API = OpenAIErrors()
 
 
@@ -55,7 +58,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
 ) -> ASGIApp:
     """What is answered here: all that is not forwarded. A slash at the end of a path means nothing."""
-    app: ASGIApp = _create_fastapi(services, api_keys, kept_responses, is_stopping)
+    app: ASGIApp = _application(services, api_keys, kept_responses, is_stopping)
     if cors_origins:
         app = CORSMiddleware(
             app,
@@ -73,10 +76,9 @@ def create_app(
     return serve
 
 
-def _create_fastapi(
+def _application(
     services: Services, api_keys: ApiKeys | None, kept_responses: KeptResponses, is_stopping: Callable[[], bool]
-) -> FastAPI:
-    app = FastAPI(title="Kvasir router", openapi_url=None, redirect_slashes=False)
+) -> Starlette:
     listing = _ModelRoutes(services, api_keys)
 
     async def health(request: Request) -> Response:
@@ -84,23 +86,42 @@ def _create_fastapi(
         status, text = (503, "stopping") if is_stopping() else (200, "ok")
         return JSONResponse({"status": text}, status)
 
-    app.router.routes.extend(
-        [
-            Route("/openapi.json", _show_document, methods=["GET"]),
-            *(Route(path, health, methods=["GET"]) for path in openapi.HEALTH_PATHS),
-            Route("/v1/models", listing.list, methods=["GET"]),
-            Route("/v1/models/{name:path}", listing.show, methods=["GET"]),
-            *kept_responses.routes(),
-        ]
-    )
-    app.add_exception_handler(RequestError, _answer_error)
-    app.add_exception_handler(404, _answer_unknown_path)
-    app.add_exception_handler(405, _answer_wrong_method)
+    routes = [
+        Route("/openapi.json", _show_document),
+        *(Route(path, health) for path in HEALTH_PATHS),
+        Route("/v1/models", listing.list),
+        Route("/v1/models/{name:path}", listing.show),
+        *kept_responses.routes(),
+    ]
+    on_error = {RequestError: _answer_error, 404: _answer_unknown_path, 405: _answer_wrong_method}
+    app = Starlette(routes=routes, exception_handlers=on_error)
+    app.router.redirect_slashes = False
     return app
 
 
+def document() -> dict[str, Any]:
+    """OpenAPI's, of which paths there are and what each takes. What becomes of a body is engines' to say."""
+    own = ("/openapi.json", *HEALTH_PATHS, "/v1/models", "/v1/models/{name}")
+    methods = {**dict.fromkeys(own, ("GET",)), **PATHS, **dict.fromkeys(DIALECTS, ("POST",))}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Kvasir router", "version": __version__},
+        "paths": {path: {each.lower(): _operation(path) for each in taken} for path, taken in methods.items()},
+    }
+
+
+def _operation(path: str) -> dict[str, Any]:
+    text, names = {"type": "string"}, re.findall("{(.+?)}", path)
+    body = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {
+        "parameters": [{"name": name, "in": "path", "required": True, "schema": text} for name in names],
+        "responses": {"200": {"description": "The answer."}, "default": {"description": "A refusal: the API's error."}},
+        **({"requestBody": body} if path in DIALECTS else {}),
+    }
+
+
 async def _show_document(request: Request) -> Response:
-    return JSONResponse(openapi.document(DIALECTS, PATHS))
+    return JSONResponse(document())
 
 
 class _ModelRoutes:
@@ -125,7 +146,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     """In the words of the API that has the path, logged with the id that the client is told."""
     assert isinstance(error, RequestError)
     request_id = request_id_of(request.scope["headers"])
-    logger.info("request_id=%s status=%d %s", request_id, error.status, error)
+    logger.info("%s", error, extra={"request_id": request_id, "status": error.status})
     wording = DIALECTS.get(request.scope["path"], _UNKNOWN_API)
     response = Response(wording.error_body(error), error.status)
     response.raw_headers.extend([*error.headers(), (b"x-request-id", request_id.encode("latin-1"))])

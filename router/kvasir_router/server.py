@@ -19,6 +19,7 @@ import aiohttp
 import uvloop
 
 from kvasir_http.connections import ConnectionLimits, Connections, most_descriptors
+from kvasir_logging import log_to_stderr
 from kvasir_router.admin import create_admin_app
 from kvasir_router.admission.tenant_limits import TenantLimits
 from kvasir_router.api_keys import ApiKeys
@@ -38,7 +39,7 @@ from kvasir_router.relay.upstream_pool import UPSTREAM_TIMES, UpstreamPool
 from kvasir_router.remote_prefill import RemotePrefills
 from kvasir_router.routes import DIALECTS, create_app
 from kvasir_router.service.factory import ServiceFactory
-from kvasir_router.service.series import DemandCollector, RebalancingCollector, WakeCollector
+from kvasir_router.service.series import DemandCollector, WakeCollector
 from kvasir_router.service.service import Services
 from kvasir_router.tuning import TUNING, Tuning
 
@@ -88,9 +89,7 @@ class RunningRouter:
 def run(config: RouterConfig) -> None:
     """Serves until SIGTERM or SIGINT; a second one ends at once. Raises StartupError."""
     secret = gateway_secret_of(os.environ) if config.gateway else router_secret_of(os.environ)
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
+    log_to_stderr(config.log_level, config.log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, contextlib.suppress(asyncio.CancelledError):
         runner.run(_serve_until_signal(config, secret, Tuning(memory_limit_bytes=memory_limit_bytes())))
@@ -159,9 +158,6 @@ async def running(
         admin_app = create_admin_app(found.services, metrics, decisions, lambda: router.is_ready)
         await stack.enter_async_context(_task(found.run(), "discovery"))
         await stack.enter_async_context(_task(_refresh(found.services, tuning.refresh_seconds), "refresh"))
-        if config.rebalancing == "on":
-            step_seconds = tuning.rebalancing.step_seconds
-            await stack.enter_async_context(_task(_rebalance(found.services, step_seconds), "rebalancing"))
         housekeeping = _housekeeping(found.services, parts.api_keys, tuning.housekeeping_seconds)
         await stack.enter_async_context(_task(housekeeping, "housekeeping"))
         await stack.enter_async_context(
@@ -210,7 +206,6 @@ def _parts(
     metrics.observe_queue(lambda: services.num_waiting)
     metrics.add(DemandCollector(services.held_demand))
     metrics.add(WakeCollector(services))
-    metrics.add(RebalancingCollector(services))
     metrics.observe_endpoints(services.num_in_state)
     metrics.observe_ejected(lambda: services.num_ejected)
     if config.kv_events is not None:
@@ -251,12 +246,6 @@ async def _refresh(services: Services, seconds: float) -> None:
         await asyncio.sleep(seconds)
         for service in services:
             service.refresh()
-
-
-async def _rebalance(services: Services, seconds: float) -> None:
-    while True:
-        await asyncio.sleep(seconds)
-        await asyncio.gather(*(service.rebalancing.step() for service in services))
 
 
 def _observe_kv_events(metrics: Metrics, services: Services) -> None:

@@ -9,7 +9,6 @@ from kvasir_router.relay.journal import JOURNAL_BOUNDS, JournalBounds
 from kvasir_router.remote_prefill import LATE_SECONDS
 from kvasir_router.service.health import PROBE_TIMES, ProbeTimes
 from kvasir_router.service.peer_settings import PEER_SETTINGS, PeerSettings
-from kvasir_router.service.rebalancing import REBALANCING_SETTINGS, RebalancingSettings
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,6 @@ class Tuning:
     journal: JournalBounds = JOURNAL_BOUNDS
     probes: ProbeTimes = PROBE_TIMES
     peers: PeerSettings = PEER_SETTINGS
-    rebalancing: RebalancingSettings = REBALANCING_SETTINGS
     refresh_seconds: float = 1.0
     housekeeping_seconds: float = 10.0
     late_prefill_seconds: float = LATE_SECONDS

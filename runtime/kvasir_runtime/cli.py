@@ -7,18 +7,19 @@ is a child process; API processes beyond the first are children too, and share t
 
 import argparse
 import dataclasses
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvasir_logging import log_to_stderr
 from kvasir_runtime import __version__
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.config_checks import check_values
 from kvasir_runtime.engine.core_process import running_engine_cores
 from kvasir_runtime.errors import ConfigurationError, FetchError, KvasirRuntimeError
 from kvasir_runtime.flags import HelpFormatter, Parser, add_flags, config_from
-from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.model_sources.command import add_fetch_arguments, fetched, run_fetch
 from kvasir_runtime.server.batch_command import BatchFiles, add_batch_arguments, batch_files, for_a_batch, run_batch
 from kvasir_runtime.server.launch import listen, run_api_server
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_flags(batch)
     add_fetch_arguments(commands.add_parser("fetch", help="download a model", formatter_class=HelpFormatter))
     namespace = parser.parse_all(sys.argv[1:] if arguments is None else arguments)
-    configure_logging(namespace.log_level)
+    log_to_stderr(namespace.log_level, namespace.log_format)
     try:
         sys.exit(_run(namespace))
     except ConfigurationError as error:
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, error.last_words)
     except KvasirRuntimeError as error:
         parser.exit(1, f"kvasir-runtime: error: {error}\n")
+    except KeyboardInterrupt:  # before anything listens for it
+        sys.exit(128 + signal.SIGINT)
 
 
 def _run(namespace: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvasir_logging import LogFormat, LogLevel
+
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 LOAD_TOPIC = "kvasir-load"
@@ -228,9 +230,9 @@ class ExecutionConfig:
     attention_backend: Literal["auto", "reference", "cpu", "triton"] = option(
         "auto: triton on CUDA, cpu kernels on CPU", default="auto"
     )
-    linear_path: str = option(
-        "compute path of linear layers; auto: on CPUs the fastest in a short measurement, on GPUs a kernel of ours for "
-        "few rows; torch: its library",
+    linear_path: Literal["auto", "torch", "fma", "dot", "amx"] = option(
+        "what multiplies in linear layers; auto: on CPUs the fastest of our instructions (fma, dot, amx) in a short "
+        "measurement, on GPUs a kernel of ours for few rows; torch: its library",
         default="auto",
     )
     batch_invariant: bool = option(
@@ -310,6 +312,9 @@ class ServerConfig:
         "it differs with each request, so that no prefix is found in the cache",
         default=False,
     )
+    enable_tokenizer_info_endpoint: bool = option(
+        "serve GET /tokenizer_info: what the model's tokenizer_config.json says, with its chat template", default=False
+    )
     structured_outputs_config: StructuredOutputsConfig = option(
         'JSON: {"backend": "auto" | "guidance"}; changes nothing: there is one backend',
         default=StructuredOutputsConfig(),
@@ -325,7 +330,8 @@ class ServerConfig:
     shutdown_timeout: float = option(
         "seconds after SIGTERM in which all must have ended; in their second half new requests get 503", default=300.0
     )
-    log_level: Literal["debug", "info", "warning", "error"] = option("least severe level logged", default="info")
+    log_level: LogLevel = option("least severe level logged", default="info")
+    log_format: LogFormat = option("lines of text, or an object of JSON a message", default="text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,8 @@
 """What is wrong with a configuration whatever the model and the device: refused with the flag's name before anything
 starts."""
 
+import math
+
 from kvasir_runtime.config import (
     LOAD_TOPIC,
     CacheConfig,
@@ -12,6 +14,14 @@ from kvasir_runtime.config import (
 )
 from kvasir_runtime.errors import ConfigurationError
 
+MAX_COUNT = 2**31 - 1
+MAX_BYTES = 2**60
+MAX_ROWS = 2**20
+"""Of one step, for which arrays are made at the start."""
+MAX_PROCESSES = 1024
+"""Or threads."""
+MAX_STEPS_AHEAD = 64
+MAX_DRAFTS = 256
 MAX_LOAD_HZ = 1000
 MAX_BUFFERED = 10_000_000
 """Messages, of a replay and of a reader."""
@@ -20,28 +30,30 @@ MAX_BUFFERED = 10_000_000
 def check_values(config: RuntimeConfig) -> None:
     """Raises ConfigurationError."""
     model, cache, scheduler, server = config.model, config.cache, config.scheduler, config.server
-    for flag, value in (
-        ("--max-model-len", model.max_model_len),
-        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes),
-        ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
-        ("--max-num-seqs", scheduler.max_num_seqs),
-        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens),
-        ("--max-step-ms", scheduler.max_step_ms),
-        ("--steps-ahead", scheduler.steps_ahead),
-        ("--num-threads", config.execution.num_threads),
-        ("--tensor-parallel-size", config.parallel.tensor_parallel_size),
-        ("--pipeline-parallel-size", config.parallel.pipeline_parallel_size),
-        ("--data-parallel-size", config.parallel.data_parallel_size),
-        ("--nnodes", config.parallel.nnodes),
-        ("--api-server-count", server.api_server_count),
-        ("--max-n", server.max_n),
-        ("--max-request-sequences", server.max_request_sequences),
-        ("--max-sequences-in-flight", server.max_sequences_in_flight),
-        ("--max-connections", server.max_connections),
-        ("--max-connections-per-peer", server.max_connections_per_peer),
-        ("--max-body-bytes", server.max_body_bytes),
+    parallel = config.parallel
+    for flag, value, most in (
+        ("--max-model-len", model.max_model_len, MAX_COUNT),
+        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes, MAX_BYTES),
+        ("--num-gpu-blocks-override", cache.num_gpu_blocks_override, MAX_COUNT),
+        ("--max-num-seqs", scheduler.max_num_seqs, MAX_ROWS),
+        ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, MAX_ROWS),
+        ("--max-step-ms", scheduler.max_step_ms, math.inf),
+        ("--steps-ahead", scheduler.steps_ahead, MAX_STEPS_AHEAD),
+        ("--num-threads", config.execution.num_threads, MAX_PROCESSES),
+        ("--tensor-parallel-size", parallel.tensor_parallel_size, MAX_PROCESSES),
+        ("--pipeline-parallel-size", parallel.pipeline_parallel_size, MAX_PROCESSES),
+        ("--data-parallel-size", parallel.data_parallel_size, MAX_PROCESSES),
+        ("--nnodes", parallel.nnodes, MAX_PROCESSES),
+        ("--api-server-count", server.api_server_count, MAX_PROCESSES),
+        ("--max-n", server.max_n, MAX_COUNT),
+        ("--max-request-sequences", server.max_request_sequences, MAX_COUNT),
+        ("--max-sequences-in-flight", server.max_sequences_in_flight, MAX_COUNT),
+        ("--max-connections", server.max_connections, MAX_COUNT),
+        ("--max-connections-per-peer", server.max_connections_per_peer, MAX_COUNT),
+        ("--max-body-bytes", server.max_body_bytes, MAX_BYTES),
     ):
-        _check_at_least(flag, value, 1)
+        if value is not None:
+            _check_between(flag, value, 1, most)
     for flag, number in (
         ("--max-logprobs", server.max_logprobs),
         ("--stall-seconds", server.stall_seconds),
@@ -73,7 +85,8 @@ def _check_at_least(flag: str, value: float | None, least: int) -> None:
 
 def _check_between(flag: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:  # written so that nan is refused
-        raise ConfigurationError(f"{flag} is {value:g}; it must be from {least:g} to {most:g}")
+        allowed = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ConfigurationError(f"{flag} is {value}; it must be {allowed}")
 
 
 def _check_parallel(parallel: ParallelConfig) -> None:
@@ -109,9 +122,11 @@ def _check_backend(backend: str) -> None:
 
 def _check_speculative(speculative: SpeculativeConfig) -> None:
     flag = "--speculative-config"
-    _check_at_least(f"{flag}: num_speculative_tokens", speculative.num_speculative_tokens, 1)
-    _check_at_least(f"{flag}: prompt_lookup_min", speculative.prompt_lookup_min, 1)
-    _check_at_least(f"{flag}: prompt_lookup_max", speculative.prompt_lookup_max, speculative.prompt_lookup_min)
+    _check_between(f"{flag}: num_speculative_tokens", speculative.num_speculative_tokens, 1, MAX_DRAFTS)
+    _check_between(f"{flag}: prompt_lookup_min", speculative.prompt_lookup_min, 1, MAX_COUNT)
+    _check_between(
+        f"{flag}: prompt_lookup_max", speculative.prompt_lookup_max, speculative.prompt_lookup_min, MAX_COUNT
+    )
     needs_model = speculative.method not in ("ngram", "suffix")
     if needs_model and speculative.model is None:
         raise ConfigurationError(f'{flag}: the method {speculative.method} needs a model; name its folder as "model"')

@@ -88,6 +88,16 @@ class ServerUnavailableError(KvasirRuntimeError):
     """The server takes no requests now, because it is loading or draining; another replica may."""
 
 
+class EngineAsleepError(ServerUnavailableError):
+    """The engine's memory is others' until it is woken."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(
+            f"this engine sleeps at level {level} and answers nothing; POST /wake_up wakes it. Send the request to "
+            "another replica, or later"
+        )
+
+
 class RequestMovedError(ServerUnavailableError):
     """A stream goes on in another engine, which finds its KV blocks here."""
 

@@ -1,5 +1,6 @@
 """The gateway of the chart is what the other programs take it for: its rights, ports, labels and variables."""
 
+import dataclasses
 import re
 
 import yaml
@@ -11,6 +12,8 @@ from kvasir_operator.api.fields import manifest_fields
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER
 from kvasir_operator.resources.services import PEERS_FLAG
+from kvasir_operator.settings import OperatorSettings
+from kvasir_router.config import RouterConfig, parse_size
 
 HELPERS = (TEMPLATES / "_helpers.tpl").read_text()
 DEPLOYMENT = (TEMPLATES / "gateway" / "deployment.yaml").read_text()
@@ -33,6 +36,26 @@ def test_both_get_the_secret_by_the_variable_that_the_operator_reads() -> None:
     assert f"- name: {labels.GATEWAY_SECRET_ENV}\n" in HELPERS
     for deployment in (DEPLOYMENT, (TEMPLATES / "deployment.yaml").read_text()):
         assert 'include "kvasir.gatewaySecretEnv"' in deployment
+
+
+def test_operator_and_gateway_log_in_the_one_format_of_all_pods() -> None:
+    for deployment in (DEPLOYMENT, (TEMPLATES / "deployment.yaml").read_text()):
+        assert "- --log-format={{ .Values.logFormat }}\n" in deployment
+
+
+def test_what_a_flag_is_compared_with_is_the_programs_own_default() -> None:
+    """Where only one of two is given."""
+    router = {field.name: field.default for field in dataclasses.fields(RouterConfig)}
+    operator = {field.name: field.default for field in dataclasses.fields(OperatorSettings)}
+    calls = re.findall(r'include "kvasir.checkFlags" \(list \S+ "(\w+)\.extraArgs" (.*)\)', HELPERS)
+    assert [pod for pod, _ in calls] == ["operator", "gateway"]
+    for pod, pairs in calls:
+        first, its_default, most, most_default = re.findall(r'"(.+?)"', pairs)
+        for name, text in ((first, its_default), (most, most_default)):
+            key = name.replace("-", "_")
+            assert (router[key] if pod == "gateway" else operator[key]) == (
+                parse_size(text) if pod == "gateway" else float(text)
+            )
 
 
 def test_its_ports_are_those_of_every_router() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.contract.rendered import FIELDS, SETTINGS, router_config, runtime_configs, service_with
 
 from kvasir_operator.api.engine_flags import ENGINE_FLAGS
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.api.model import InferenceService, ParallelismSpec, RouterSpec
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
@@ -52,7 +52,7 @@ def every_flag() -> InferenceService:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_runtime_understands_the_engine_pods_flags(example: Path) -> None:
-    configs = [config for service in load_services(example) for config in runtime_configs(service)]
+    configs = [config for service in load_manifests(example).services for config in runtime_configs(service)]
 
     assert configs
     assert {(config.server.host, config.server.port) for config in configs} == {("::", 8000)}
@@ -67,7 +67,7 @@ def test_the_operator_knows_the_engines_flags_by_name(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_router_understands_the_router_pods_flags(example: Path) -> None:
-    for service in load_services(example):
+    for service in load_manifests(example).services:
         config = router_config(service)
         assert (config.host, config.port, config.admin_port) == ("::", 8080, 9090)
         assert config.endpoints_service == f"{service.namespace}/{service.name}:8000"
@@ -124,12 +124,6 @@ def test_the_router_of_a_split_service_pairs_where_the_engines_listen() -> None:
     config = router_config(service_with(model={"source": "pvc://models/big"}, disaggregation=SPLIT))
 
     assert (config.kv_transfer_port, config.remote_prefill_min_tokens) == (5600, 512)
-
-
-def test_the_router_of_engines_that_exchange_kv_has_streams_handed_over() -> None:
-    config = router_config(service_with(model={"source": "pvc://models/big"}, engine={"kvTransfer": True}))
-
-    assert config.rebalancing == "on"
 
 
 @pytest.mark.parametrize("num_copies", [1, 2, 43])

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.router.kube_objects import manifest
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.observe.model_names import ModelNames, claimed_names
@@ -61,7 +61,7 @@ def test_the_kind_is_the_operators() -> None:
 
 
 def test_the_engines_services_have_the_port_that_the_gateway_asks() -> None:
-    (service,) = load_services(QUICKSTART)
+    (service,) = load_manifests(QUICKSTART).services
     rendered = desired_objects(service, OperatorSettings())
     engines = [
         one for one in rendered if one["kind"] == "Service" and one["metadata"]["labels"].get(ROLE_LABEL) == "serve"
@@ -73,7 +73,7 @@ def test_the_engines_services_have_the_port_that_the_gateway_asks() -> None:
 
 def test_the_gateway_takes_the_policies_of_manifests() -> None:
     """Flags and manifests have the same choices."""
-    for policy in ("finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"):
+    for policy in ("finishTime", "roundRobin", "sessionAffinity"):
         found = InferenceService.read(manifest("a", policy=policy))
         assert found is not None
         RouterConfig(gateway=("*",), policy=found.policy)

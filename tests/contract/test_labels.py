@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kvasir_operator.api import labels
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.desired.objects import CurrentRevision, desired_objects, desired_service
 from kvasir_operator.settings import OperatorSettings
 from kvasir_router.endpoints import slices
@@ -25,7 +25,7 @@ def test_the_names_are_the_same() -> None:
 
 
 def test_the_engines_services_carry_them() -> None:
-    (service,) = load_services(QUICKSTART)
+    (service,) = load_manifests(QUICKSTART).services
     rendered = desired_objects(service, OperatorSettings())
     found = [child["metadata"]["labels"] for child in rendered if child["kind"] == "Service"]
     assert {each[slices.SERVICE_LABEL] for each in found} == {service.name}
@@ -33,7 +33,7 @@ def test_the_engines_services_carry_them() -> None:
 
 
 def test_a_canarys_role_revision_and_weight_are_read_off_its_slices() -> None:
-    (service,) = load_services(QUICKSTART)
+    (service,) = load_manifests(QUICKSTART).services
     wanted = desired_service(service, OperatorSettings())
     objects = wanted.objects(CurrentRevision(wanted.revision, 2, wanted.replicas, traffic_weight=10))
     (headless,) = [each for each in objects if each["kind"] == "Service" and labels.REVISION_LABEL in _labels(each)]

@@ -13,6 +13,7 @@ SOURCE_FORMS = "write hf://ORG/NAME[@REVISION], s3://BUCKET[/PREFIX], pvc://CLAI
 NO_PARENT = "write the path without .. in it"
 FEWEST_ABOVE_MOST = "minReplicas is above maxReplicas: lower it or raise maxReplicas"
 BOTH = {"replicas": 2, "autoscaling": {"maxReplicas": 2}}
+WHOLE_PROMPTS = ["--no-enable-chunked-prefill"]
 UPSIDE_DOWN = {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}
 
 
@@ -79,6 +80,9 @@ NO_TENSOR_RANKS = (
 )
 
 
+CPU_ABOVE_LIMIT = (
+    "cpu, which a node must have free, is above cpuLimit, the most that is used of it: lower cpu or raise cpuLimit"
+)
 TOO_MANY_DEVICES = (
     "tensor is above resources.maxDevices, the most devices of a pod: for a group of pods write a multiple of it"
 )
@@ -133,6 +137,7 @@ def broken_resources(path: str, at: Place) -> list[Broken]:
             "memory and the accelerator in their own fields",
             at({"extra": {"memory": "1Gi"}}),
         ),
+        Broken(path, CPU_ABOVE_LIMIT, at({"cpu": 2, "cpuLimit": "1500m"})),
         Broken(
             f"{path}.claims[]",
             "write exactly one of resourceClaimName and resourceClaimTemplateName",
@@ -209,6 +214,13 @@ CONTRADICTIONS = [
     Broken("spec.engine.speculative.model", NO_PARENT, drafted_by("s3://models/../draft")),
     Broken("spec.engine.adapters.list[].source", SOURCE_FORMS, adapter("sql-lora")),
     Broken("spec.engine.adapters.list[].source", NO_PARENT, adapter("pvc://adapters/../sql")),
+    Broken(
+        "spec.engine",
+        "maxNumBatchedTokens is below maxModelLen, and args has --no-enable-chunked-prefill, so a long prompt would "
+        "never fit into a step: raise it, lower maxModelLen, or leave the flag out",
+        {"engine": {"args": WHOLE_PROMPTS, "maxNumBatchedTokens": 4095, "maxModelLen": 4096}},
+    ),
+    Broken("spec.router.resources", CPU_ABOVE_LIMIT, {"router": {"resources": {"cpu": "1", "cpuLimit": "999m"}}}),
     Broken("spec.autoscaling", FEWEST_ABOVE_MOST, UPSIDE_DOWN),
     Broken("spec.disaggregation.prefill", ONE_OR_THE_OTHER, disaggregated(BOTH, {})),
     Broken("spec.disaggregation.decode", ONE_OR_THE_OTHER, disaggregated({}, BOTH)),
@@ -267,6 +279,11 @@ JUST_RIGHT = {
         "llama",
     ),
     "as many replicas at least as at most": ({"autoscaling": {"minReplicas": 2, "maxReplicas": 2}}, "llama"),
+    "as much CPU as the limit": ({"resources": {"cpu": 1, "cpuLimit": "1000m"}}, "llama"),
+    "a step for a whole prompt": (
+        {"engine": {"args": WHOLE_PROMPTS, "maxNumBatchedTokens": 4096, "maxModelLen": 4096}},
+        "llama",
+    ),
     "a token for each request": ({"engine": {"maxNumSeqs": 64, "maxNumBatchedTokens": 64}}, "llama"),
     "a token for each request of a role": (
         {"engine": {"maxNumBatchedTokens": 512}, **disaggregated({}, {"engine": {"maxNumSeqs": 512}})},

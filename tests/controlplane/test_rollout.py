@@ -1,14 +1,12 @@
 """Rollouts on a real API server, whose own controllers make and remove the pods."""
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
-from kubernetes.dynamic.exceptions import NotFoundError
 from tests.operator.api.test_quantity import CANONICAL
 
-from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
-from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, SERVICE, Kind, KubeObject, ObjectKey
+from kvasir_operator.api.labels import REVISION_LABEL, TRAFFIC_WEIGHT
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SECRET, SERVICE, Kind, KubeObject
 from kvasir_operator.observe.waiting import is_ready
 
 from .control_plane import ControlPlane
@@ -26,7 +24,6 @@ from .reconciling import (
     manifest,
     mark_engines_ready,
     path_of,
-    revision_of_pod,
     roll_out,
     run_pass,
     settle,
@@ -187,9 +184,7 @@ def test_a_canary_whose_label_is_taken_away_gets_it_back_and_goes_no_further(
     assert weights(control_plane, namespace) == {old: None, new: "10"}
 
 
-def test_a_canary_that_an_operator_made_which_wrote_no_annotation_waits_and_goes_on(
-    control_plane: ControlPlane, namespace: str
-) -> None:
+def test_a_canary_whose_annotation_is_taken_away_waits_and_goes_on(control_plane: ControlPlane, namespace: str) -> None:
     old = serve(control_plane, namespace)
     canary: dict[str, Any] = {"weight": 10}
     new = deploy(control_plane, namespace, engine=NEW, rollout={"canary": canary})
@@ -218,83 +213,6 @@ def test_a_canary_that_is_given_up_has_no_weight_until_it_comes_back(
     control_plane.apply(manifest(namespace, **canary))
     run_pass(control_plane, namespace)
     assert weights(control_plane, namespace) == {old: None, new: "50"}
-
-
-def earlier_release(service: KubeObject, replicas: int = 2) -> list[KubeObject]:
-    """The engine objects that operators made before: one Deployment and one Service of all revisions."""
-    namespace, name = service["metadata"]["namespace"], service["metadata"]["name"]
-    selector = {"serving.kvasir.dev/service": name, "serving.kvasir.dev/role": "serve"}
-    labels = {**selector, "app.kubernetes.io/managed-by": "kvasir-operator"}
-    owner = {
-        "apiVersion": service["apiVersion"],
-        "kind": service["kind"],
-        "name": name,
-        "uid": service["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    metadata = {"name": f"{name}-engine", "namespace": namespace, "ownerReferences": [owner]}
-    revision = {REVISION_LABEL: "0123456789"}
-    container = {"name": "engine", "image": "kvasir-runtime:0.2", "ports": [{"name": "http", "containerPort": 8000}]}
-    template = {"metadata": {"labels": {**labels, **revision}}, "spec": {"containers": [container]}}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {**metadata, "labels": labels},
-            "spec": {"clusterIP": "None", "selector": selector, "ports": [{"port": 8000, "targetPort": "http"}]},
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {**metadata, "labels": {**labels, **revision}},
-            "spec": {"replicas": replicas, "selector": {"matchLabels": selector}, "template": template},
-        },
-    ]
-
-
-def test_what_an_earlier_release_made_is_rolled_away_without_a_gap(control_plane: ControlPlane, namespace: str) -> None:
-    service = control_plane.apply(manifest(namespace))
-    for obj in earlier_release(service):
-        control_plane.apply(obj, "kvasir-operator")
-    control_plane.mark_pods_ready(namespace, f"{REVISION_LABEL}=0123456789", 2)
-    wait_until(lambda: not run_pass(control_plane, namespace).writes, 30, "a pass that waits for the new engine")
-    new = current_engine(control_plane, namespace)
-    assert replicas(control_plane, namespace) == {f"{NAME}-engine": 2, new: 1}
-
-    def is_done() -> bool:
-        mark_engines_ready(control_plane, namespace)
-        assert num_ready(control_plane, namespace) >= 2
-        run_pass(control_plane, namespace)
-        return replicas(control_plane, namespace) == {new: 2}
-
-    wait_until(is_done, 60, "the earlier release's Deployment to go")
-    assert {revision_of_pod(pod) for pod in engine_pods(control_plane, namespace)} == {
-        current_revision(control_plane, namespace)
-    }
-
-
-def test_the_earlier_releases_service_goes_after_its_routers(control_plane: ControlPlane, namespace: str) -> None:
-    service = control_plane.apply(manifest(namespace, replicas=1))
-    for obj in earlier_release(service, replicas=0):
-        control_plane.apply(obj, "kvasir-operator")
-    deployment = path_of(DEPLOYMENT, namespace, f"{NAME}-router")
-    settle(control_plane, namespace)
-    kept = ObjectKey(SERVICE, f"{NAME}-engine")
-    assert kept not in get_children(control_plane, namespace)  # there never was another router
-    control_plane.apply(earlier_release(service)[0], "kvasir-operator")
-    change = {"spec": {"template": {"metadata": {"annotations": {"example.com/earlier": "router"}}}}}
-    control_plane.request("patch", deployment, change, MERGE_PATCH)
-    run_pass(control_plane, namespace)
-    assert kept in get_children(control_plane, namespace)
-
-    def has_gone() -> bool:
-        with suppress(NotFoundError):  # a router went after it was listed
-            control_plane.mark_pods_ready(namespace, f"{SERVICE_LABEL}={NAME},{ROLE_LABEL}=router")
-        run_pass(control_plane, namespace)
-        return kept not in get_children(control_plane, namespace)
-
-    wait_until(has_gone, 30, "the earlier release's Service to go")
 
 
 def test_what_a_deletion_orphaned_is_rolled_and_goes_with_the_next_service(

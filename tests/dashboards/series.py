@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.engine_series import engine_registry
 from tests.router.parts import a_request, an_endpoint
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.situation import Verdict
 from kvasir_operator.desired.roles import engine_roles
@@ -22,11 +22,9 @@ from kvasir_operator.settings import OperatorSettings
 from kvasir_router.admission.queue import HeldDemand
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Leg, LocalPrefill, Placement
-from kvasir_router.service.rebalancing import Outcome
 from kvasir_router.service.series import (
     DemandCollector,
     KvEventCollector,
-    RebalancingCollector,
     ServiceCollector,
     WakeCollector,
 )
@@ -58,7 +56,7 @@ def known_series(folder: Path) -> dict[str, Labels]:
 
 def monitored_labels() -> Labels:
     """Those that the PodMonitors of a service put on its series."""
-    [service] = load_services(ROOT / "examples" / "quickstart.yaml")
+    [service] = load_manifests(ROOT / "examples" / "quickstart.yaml").services
     settings = OperatorSettings()
     [role] = engine_roles(service, settings.defaults)
     monitor = pod_monitor(service, role, settings)
@@ -113,7 +111,6 @@ def router_exposition() -> bytes:
     metrics.observe_ejected(lambda: 0)
     metrics.add(ServiceCollector(gateway_services()))
     metrics.add(WakeCollector(gateway_services()))
-    metrics.add(RebalancingCollector(gateway_services()))
     metrics.add(KvEventCollector(lambda: []))
     leg = Leg(an_endpoint("http://10.0.0.1:8000"), 0, 100)
     metrics.count_dispatch(a_request(), Placement(leg, local_prefill=LocalPrefill.SHORT), "finishTime", 0.001)
@@ -135,20 +132,18 @@ def gateway_services() -> Iterable[Service]:
         admission=SimpleNamespace(num_waiting=0),
         registry=SimpleNamespace(num_in_state=lambda state: 0),
         wakes=wakes,
-        rebalancing=SimpleNamespace(num_by_outcome=dict.fromkeys(Outcome, 0)),
     )
     return [cast(Service, one)]
 
 
 def operator_metrics() -> OperatorMetrics:
     """After one of each thing that an operator counts by label."""
-    metrics = OperatorMetrics()
+    metadata, ready = {"namespace": "models", "name": "llama"}, [{"type": "Ready", "status": "True"}]
+    metrics = OperatorMetrics(lambda: [{"metadata": metadata, "spec": {}, "status": {"conditions": ready}}])
     metrics.count_pass(0.1, ValueError())
     metrics.count_request("create", "Deployment", None)
     metrics.count_request("create", "Deployment", ValueError())
     metrics.watch_queue(lambda: 1, lambda: 0.5)
-    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    metrics.services.watch("ADDED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}, "status": ready})
     verdict = {"serve": Verdict(2, ScalingReason.KV_CACHE_DEMAND, "", 1.5)}
     metrics.show_scaling(ServiceKey("models", "llama"), verdict, verdict)
     return metrics

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tests.charts.chart_values import validate
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.autoscaling.demand import ScalingReason
 from kvasir_operator.autoscaling.queries import Queries
 from kvasir_operator.autoscaling.situation import HoldReason
@@ -48,5 +48,5 @@ def test_every_series_is_on_the_page_and_no_other() -> None:
 def test_the_chart_takes_the_values_and_the_manifest_holds(tmp_path: Path) -> None:
     validate(yaml.safe_load(VALUES))
     (tmp_path / "service.yaml").write_text(MANIFEST)
-    [service] = load_services(tmp_path / "service.yaml")
+    [service] = load_manifests(tmp_path / "service.yaml").services
     assert service.spec.autoscaling is not None

@@ -11,7 +11,7 @@ from tests.charts.chart_values import validate
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.conditions import Condition, ConditionType, Reason, carry_over
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.unsupported import unsupported_features
 
@@ -47,7 +47,7 @@ def test_the_chart_takes_the_values_of_a_page(page: str, block: str) -> None:
 
 def loaded(text: str, folder: Path) -> InferenceService:
     (folder / "service.yaml").write_text(text)
-    [service] = load_services(folder / "service.yaml")
+    [service] = load_manifests(folder / "service.yaml").services
     return service
 
 

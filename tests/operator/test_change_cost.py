@@ -13,7 +13,6 @@ from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import GatewayObserver
-from kvasir_operator.observe.seen_services import SeenServices
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 
@@ -27,18 +26,23 @@ SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cp
 
 
 class Cluster(CachedClient, MemoryKube):
-    """Knows services by their watch; counts reads of single objects. Deployments make their pods between passes."""
+    """Knows services by their informer; counts reads of single objects. Deployments make their pods between passes."""
 
     def __init__(self) -> None:
         MemoryKube.__init__(self)
         self._cache = InformerCache()
-        self._services = SeenServices(lambda: 0.0)
+        self._cache.finish_list(INFERENCE_SERVICE, None, (), 0)
         self.reads: Counter[str] = Counter()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
-        if kind != INFERENCE_SERVICE or self._services.of(KEY) is None:
+        if kind != INFERENCE_SERVICE:
             self.reads[kind.kind] += 1
         return await super().get(kind, namespace, name)
+
+    async def apply_status(self, obj: dict[str, Any]) -> dict[str, Any]:
+        stored = await super().apply_status(obj)
+        self._cache.put_own(INFERENCE_SERVICE, stored)
+        return stored
 
     def change(self, generation: int, **spec: Any) -> None:
         stored = self.objects.get((INFERENCE_SERVICE.kind, *KEY), service())
@@ -46,7 +50,7 @@ class Cluster(CachedClient, MemoryKube):
         self._version = 1000 * generation
         changed = {**stored, "metadata": metadata, "spec": {**SPEC, **spec}}
         self.objects[(INFERENCE_SERVICE.kind, *KEY)] = changed
-        self._services.watch("MODIFIED", changed)
+        self._cache.put(INFERENCE_SERVICE, changed)
 
     def run_controllers(self, *, pods: PodState) -> None:
         for name in [name for kind, _, name in self.objects if kind == POD.kind]:

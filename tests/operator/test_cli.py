@@ -10,8 +10,7 @@ import yaml
 
 from kvasir_operator.api.crd import crd_text
 from kvasir_operator.api.labels import ROLE_LABEL
-from kvasir_operator.api.manifests import load_services
-from kvasir_operator.api.reference import reference_text
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.cli import main
 from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.settings import OperatorSettings
@@ -26,7 +25,7 @@ def test_render_prints_exactly_the_desired_objects(example: Path, capsys: pytest
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
 
     assert printed == [
-        child for service in load_services(example) for child in desired_objects(service, OperatorSettings())
+        child for service in load_manifests(example).services for child in desired_objects(service, OperatorSettings())
     ]
 
 
@@ -164,6 +163,11 @@ def test_an_address_of_prometheus_that_is_none_is_refused(url: str, capsys: pyte
     assert "--prometheus-url is no address" in capsys.readouterr().err
 
 
+def test_a_first_wait_above_the_longest_is_refused_with_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", "--retry-initial-seconds=60", str(QUICKSTART)]) == 2
+    assert "--retry-initial-seconds 60 is more than --retry-max-seconds 30" in capsys.readouterr().err
+
+
 def test_two_ways_to_say_who_asks_prometheus_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--prometheus-token-file=/token", "--prometheus-basic-auth-folder=/auth"]
     assert main(["render", *flags, str(QUICKSTART)]) == 2
@@ -251,10 +255,6 @@ def test_a_service_behind_a_gateway_that_is_not_there_gets_no_pods_and_a_warning
     assert "warning: large: spec.router.mode: this installation has no gateway" in rendered.err
 
 
-def test_crd_prints_the_crd_or_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = []
-    for arguments in (["crd"], ["crd", "--reference"]):
-        assert main(arguments) == 0
-        printed.append(capsys.readouterr().out)
-
-    assert printed == [crd_text(), reference_text()]
+def test_crd_prints_the_crd(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crd"]) == 0
+    assert capsys.readouterr().out == crd_text()

@@ -58,9 +58,8 @@ def test_metrics_are_served_in_the_prometheus_format() -> None:
 )
 def test_series_that_are_asked_for_by_name_are_served_alone(name: str, sample: str) -> None:
     async def body() -> str:
-        metrics = OperatorMetrics()
+        metrics = OperatorMetrics(lambda: [{**service(status={"phase": "Ready"}), "spec": {}}])
         metrics.set_leader(True)
-        metrics.services.watch("ADDED", service(status={"phase": "Ready"}))
         async with serving_probes("127.0.0.1", 0, metrics.registry, lambda: None, lambda: None) as address:
             return (await get(address, f"/metrics?name[]={name}"))[1]
 

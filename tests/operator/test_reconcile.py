@@ -39,7 +39,7 @@ from kvasir_operator.reconcile import LEFT_RETRY_SECONDS, Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 from kvasir_operator.status.restarts import RestartCounter
 
-from .cluster_objects import NOW, deployment, member, owner, pod, pod_event, service, waiting_container
+from .cluster_objects import NOW, child, deployment, member, owner, pod, pod_event, service, waiting_container
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
@@ -107,7 +107,8 @@ def test_a_spec_that_does_not_hold_is_reported_and_the_children_stay() -> None:
     running = deployment()
     running["metadata"]["ownerReferences"] = [owner()]
     running["spec"]["template"]["spec"] = {"containers": []}
-    kube.objects[("Deployment", "models", "llama-serve")] = running
+    kube.objects[("Deployment", "models", "llama-serve-aaaa")] = running
+    kube.objects[("Service", "models", "llama-serve-aaaa")] = child("Service", "llama-serve-aaaa")
     assert reconcile(kube) == Outcome()
     (degraded,) = (each for each in stored_status(kube)["conditions"] if each["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "InvalidSpec")

@@ -7,7 +7,6 @@ from kvasir_router.config import HostPort, KvEventPorts, parse_duration, parse_e
 from kvasir_router.errors import ConfigError
 
 ENDPOINT = ["serve", "--endpoint", "http://127.0.0.1:8000"]
-REBALANCING = ["--rebalancing", "on", "--kv-events", "5557:5558"]
 
 
 @pytest.mark.parametrize(
@@ -31,11 +30,6 @@ def test_engines_publish_on_two_ports() -> None:
 def test_other_texts_are_no_two_ports(text: str) -> None:
     with pytest.raises(ConfigError, match="write for example 5557:5558"):
         parse_event_ports(text)
-
-
-def test_streams_are_rebalanced_where_that_is_switched_on() -> None:
-    assert parse_arguments(ENDPOINT).rebalancing == "off"
-    assert parse_arguments([*ENDPOINT, *REBALANCING]).rebalancing == "on"
 
 
 def test_flags_become_the_configuration() -> None:
@@ -83,9 +77,6 @@ def test_a_model_may_have_several_aliases() -> None:
         (["serve", "--decode-endpoint", "d:8000"], "--decode-endpoint 'd:8000' is not a base URL"),
         (["serve", "--prefill-endpoint", "http://p:1"], "--prefill-endpoint alone answers nobody"),
         ([*ENDPOINT, "--kv-transfer-port", "65536"], "--kv-transfer-port is 65536: expected 0 to 65535"),
-        ([*ENDPOINT, "--rebalancing", "maybe"], "invalid choice: 'maybe'"),
-        ([*ENDPOINT, "--rebalancing", "on"], "--rebalancing on goes by what engines say of their load"),
-        ([*ENDPOINT, *REBALANCING, "--kv-transfer-port", "0"], "--kv-transfer-port 0 forbids that"),
         ([*ENDPOINT, "--remote-prefill-min-tokens", "-1"], "is no number of tokens; write for example 2048, or auto"),
         ([*ENDPOINT, "--remote-prefill-min-tokens", "many"], "'many' is no number of tokens"),
         (["serve", "--endpoints-service", "llama"], "NAMESPACE/NAME:PORT"),

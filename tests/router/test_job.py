@@ -31,8 +31,7 @@ def test_whose_kv_a_moved_stream_has_is_remembered_while_others_refuse_it() -> N
     assert job.moved_from is None
 
 
-@pytest.mark.parametrize("can_return", [False, True])
-def test_a_stream_that_was_handed_over_may_fail_once_more_than_others(can_return: bool) -> None:
+def test_a_stream_that_was_handed_over_may_fail_once_more_than_others() -> None:
     """Until it gets further: what becomes of it then is as without the handover."""
     journal = Journal(BodyBudget(1000))
     exchange = SimpleNamespace(journal=journal, has_started=True, can_go_elsewhere=True)
@@ -40,8 +39,8 @@ def test_a_stream_that_was_handed_over_may_fail_once_more_than_others(can_return
     job = Job(cast(Any, exchange), unused, unused, unused, b"", 0.0, 0)
     tried(job, "a", "1")
     journal.keep(b'[0,[5],null,0]\n[0,[],null,0,{"remote_host":"a"}]\n')
-    job.count_move("a", can_return=can_return)
-    assert (job.moved_from, job.lost_reason, job.tried) == ("1", "moved", set() if can_return else {"a"})
+    job.count_move("a")
+    assert (job.moved_from, job.lost_reason, job.tried) == ("1", "moved", {"a"})
     tried(job, "b", "1")
     assert job.count_failure("b", UpstreamBrokenError("", "broken"))
     tried(job, "a", "1")
@@ -54,7 +53,7 @@ def test_a_stream_that_gets_further_where_it_was_moved_to_has_no_more_failures_t
     unused = cast(Any, None)
     job = Job(cast(Any, exchange), unused, unused, unused, b"", 0.0, 0)
     tried(job, "a", "1")
-    job.count_move("a", can_return=True)
+    job.count_move("a")
     tried(job, "b", "1")
     journal.keep(b"[0,[6],null,0]\n")
     assert not job.count_failure("b", UpstreamBrokenError("", "broken"))

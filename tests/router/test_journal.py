@@ -139,47 +139,6 @@ def test_what_is_kept_counts_in_the_budget_until_it_is_dropped() -> None:
         assert (budget.num_bytes, journal.is_given_up) == (0, True)
 
 
-def test_what_is_reserved_can_be_kept_whatever_comes() -> None:
-    budget = BodyBudget(100)
-    journal = Journal(budget)
-    journal.keep(b"12345")
-    assert journal.reserve(20)
-    assert budget.num_bytes == 25
-    budget.take(100 - budget.num_bytes + 12)  # an eighth is for journals alone
-    journal.keep(b"x" * 20)
-    assert (journal.is_given_up, journal.num_bytes, budget.num_bytes) == (False, 25, 112)
-    journal.release()
-    assert budget.num_bytes == 112
-
-
-def test_what_is_reserved_and_not_needed_is_given_back() -> None:
-    budget = BodyBudget(100)
-    journal = Journal(budget)
-    journal.keep(b"12345")
-    assert journal.reserve(20)
-    journal.release()
-    assert budget.num_bytes == 5
-    assert journal.reserve(20)
-    journal.drop()
-    journal.release()
-    assert budget.num_bytes == 0
-
-
-@pytest.mark.parametrize(("num_bytes", "is_reserved"), [(45, True), (46, False)])
-def test_no_more_is_reserved_than_the_budget_has(num_bytes: int, is_reserved: bool) -> None:
-    budget = BodyBudget(100)
-    journal = Journal(budget)
-    journal.keep(b"12345")
-    assert journal.reserve(num_bytes) is is_reserved
-    assert (journal.is_given_up, budget.num_bytes) == (False, 50 if is_reserved else 5)
-
-
-def test_no_more_is_reserved_than_a_journal_may_have() -> None:
-    journal = Journal(BodyBudget(1000), JournalBounds(max_bytes=10))
-    journal.keep(b"12345")
-    assert (journal.reserve(5), journal.reserve(6)) == (True, False)
-
-
 def test_a_journal_that_the_budget_has_no_room_for_is_given_up() -> None:
     budget = BodyBudget(16)
     budget.take(2)

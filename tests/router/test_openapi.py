@@ -1,4 +1,4 @@
-"""The router against its own OpenAPI document: random requests by it get the answers that it promises."""
+"""The router against its own OpenAPI document: random requests by it are answered, or refused in the API's words."""
 
 import asyncio
 import json
@@ -7,29 +7,27 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import schemathesis
 from aiohttp import web
 from hypothesis import HealthCheck, settings
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
-from kvasir_router import kept_responses, openapi
+from kvasir_router import kept_responses
 from kvasir_router.config import RouterConfig
-from kvasir_router.errors import RequestError
-from kvasir_router.routes import DIALECTS
+from kvasir_router.routes import DIALECTS, HEALTH_PATHS, document
 from kvasir_router.server import running
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-DOCUMENT = openapi.document(DIALECTS, kept_responses.PATHS)
-# Names that the router knows, so that some requests get through to the engine.
-DOCUMENT["components"]["schemas"]["Request"]["properties"]["model"]["examples"] = ["tiny"]
+DOCUMENT = document()
+for path in DIALECTS:
+    body = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body["properties"] = {
+        "model": {"type": "string", "examples": ["tiny"]},  # which the router knows: some requests get to the engine
+        "stream": {"type": "boolean"},
+        "priority": {"type": "integer"},
+    }
 schema = schemathesis.openapi.from_dict(DOCUMENT)
 # The router, in its thread, draws requests' ids while Hypothesis looks at the same generator.
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
@@ -96,43 +94,43 @@ def closed_router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         yield url
 
 
+def check(answer: Any) -> None:
+    """The router's own failure is none of them."""
+    assert answer.status_code < 500, answer.text
+    assert answer.headers["content-type"][0].startswith("application/json")
+    if answer.status_code >= 400:
+        error = answer.json()["error"]
+        assert error["message"]
+        assert error["type"]
+
+
 @schema.parametrize()
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
-    case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+def test_every_request_is_answered_or_refused(case: schemathesis.Case, router_url: str) -> None:
+    check(case.call(base_url=router_url, timeout=10))
 
 
 @pytest.mark.slow
 @schema.parametrize()
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_of_many_is_one_that_the_document_promises(case: schemathesis.Case, router_url: str) -> None:
-    case.call_and_validate(base_url=router_url, checks=CHECKS, timeout=10)
+def test_every_request_of_many_is_answered_or_refused(case: schemathesis.Case, router_url: str) -> None:
+    check(case.call(base_url=router_url, timeout=10))
 
 
 @pytest.mark.parametrize("key", ["sk-1", "sk-2", None])
 @schema.parametrize()
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
-def test_without_a_known_key_every_answer_is_a_refusal_that_the_document_promises(
+def test_without_a_known_key_every_answer_is_a_refusal(
     case: schemathesis.Case, key: str | None, closed_router_url: str
 ) -> None:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    answer = case.call_and_validate(base_url=closed_router_url, checks=CHECKS, headers=headers, timeout=10)
+    answer = case.call(base_url=closed_router_url, headers=headers, timeout=10)
+    check(answer)
     # Starlette's paths have one line.
     has_route = all("\n" not in unquote(str(each)) for each in (case.path_parameters or {}).values())
-    is_open = case.path in ("/openapi.json", *openapi.HEALTH_PATHS)
+    is_open = case.path in ("/openapi.json", *HEALTH_PATHS)
     if has_route and answer.status_code != 405:  # which is said of paths, to everybody
         assert (answer.status_code == 401) == (key != "sk-1" and not is_open)
-
-
-def test_the_document_names_every_refusal_and_each_path_that_of_other_methods() -> None:
-    kinds = [RequestError]
-    for kind in kinds:
-        kinds.extend(kind.__subclasses__())
-    statuses = {str(kind.status) for kind in kinds}
-    for path, methods in DOCUMENT["paths"].items():
-        for operation in methods.values():
-            assert "405" in operation["responses"]
-            assert path not in DIALECTS or statuses <= operation["responses"].keys()
 
 
 def test_the_document_is_served_and_names_every_forwarded_path(router_url: str) -> None:

@@ -213,26 +213,6 @@ async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
     assert (await parsed({"model": "m", **body}, dialect)).can_transfer_kv is can_transfer
 
 
-@pytest.mark.parametrize(
-    ("body", "most"),
-    [
-        ({}, None),
-        ({"max_tokens": 7}, 7),
-        ({"max_completion_tokens": 8}, 8),
-        ({"max_tokens": 7, "max_completion_tokens": 8}, 8),
-        ({"max_tokens": 7, "max_completion_tokens": None}, 7),
-        ({"max_tokens": "7"}, None),
-        ({"max_tokens": True}, None),
-    ],
-)
-async def test_the_most_that_is_generated_is_the_clients_word(body: dict[str, Any], most: int | None) -> None:
-    assert (await parsed({"model": "m", "messages": turns("hi"), **body}, CHAT)).max_output_tokens == most
-
-
-async def test_responses_have_another_name_for_the_most_that_is_generated() -> None:
-    assert (await parsed({"input": "hi", "max_output_tokens": 7}, Responses())).max_output_tokens == 7
-
-
 @pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp-{'0' * 40}", False)])
 async def test_what_only_one_engine_can_go_on_from_is_not_resumed_elsewhere(
     held: str | None, is_resumable: bool

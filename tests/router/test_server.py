@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -316,11 +317,23 @@ async def test_the_process_takes_its_secret_from_the_environment(
     assert engine.headers[0]["x-kvasir-router-secret"] == "s3"
 
 
+async def test_each_message_is_an_object_that_names_its_request(engine: Any, client: Any) -> None:
+    async with _router_process(engine, "--log-format", "json") as router:
+        async with client.get(router.url + "/v1/no", headers={"x-request-id": "mine"}) as response:
+            assert response.status == 404
+        router.process.terminate()
+        messages = [json.loads(line) for line in (await router.log).splitlines()]
+    [refusal] = [each for each in messages if each.get("request_id") == "mine"]
+    assert (refusal["status"], refusal["level"], "/v1/no" in refusal["message"]) == (404, "info", True)
+    assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, messages))
+
+
 @dataclass(frozen=True)
 class _Process:
     process: asyncio.subprocess.Process
     url: str
     admin_url: str
+    log: "asyncio.Task[bytes]"
 
     async def is_not_ready(self, client: aiohttp.ClientSession) -> None:
         async with asyncio.timeout(20):
@@ -336,7 +349,7 @@ async def _router_process(engine: Any, *flags: str) -> AsyncIterator[_Process]:
     try:
         urls = await asyncio.wait_for(_announced_urls(process), 60)
         log = asyncio.create_task(process.stderr.read())  # else it may wait for a reader
-        yield _Process(process, *urls)
+        yield _Process(process, *urls, log)
     finally:
         if process.returncode is None:
             process.kill()

@@ -168,3 +168,55 @@ app.kubernetes.io/component: test
 {{- list (merge (dict) $rule $own) | toYaml | replace "@threshold@" (toString $alert.threshold) }}
 {{- end }}
 {{- end }}
+
+{{/* What must not exceed something else, where no schema can compare them. */}}
+{{- define "kvasir.checkBounds" -}}
+{{- include "kvasir.checkFlags" (list .Values.operator.extraArgs "operator.extraArgs" "retry-initial-seconds" "0.5" "retry-max-seconds" "30") }}
+{{- include "kvasir.checkFlags" (list .Values.gateway.extraArgs "gateway.extraArgs" "max-body-size" "64Mi" "max-held-body-size" "256Mi") }}
+{{- range $name, $pod := dict "operator" .Values.operator "gateway" .Values.gateway }}
+{{- $resources := $pod.resources | default dict }}
+{{- range $kind, $request := $resources.requests | default dict }}
+{{- with get ($resources.limits | default dict) $kind }}
+{{- include "kvasir.checkAmounts" (list (printf "%s.resources.requests.%s" $name $kind) $request (printf "limits.%s" $kind) .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $defaults := .Values.podDefaults | default dict }}
+{{- $groups := dict "podDefaults.engine" $defaults.engine "podDefaults.router" $defaults.router }}
+{{- range $name, $profile := .Values.profiles }}{{ $_ := set $groups (printf "profiles.%s" $name) $profile }}{{ end }}
+{{- range $name, $group := $groups }}
+{{- $resources := ($group | default dict).resources | default dict }}
+{{- if and (hasKey $resources "cpu") (hasKey $resources "cpuLimit") }}
+{{- include "kvasir.checkAmounts" (list (printf "%s.resources.cpu" $name) $resources.cpu "cpuLimit" $resources.cpuLimit) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Call with (list FLAGS THEIR_VALUE NAME ITS_DEFAULT NAME_OF_THE_MOST ITS_DEFAULT). */}}
+{{- define "kvasir.checkFlags" -}}
+{{- $flags := index . 0 | default list }}
+{{- $found := dict (index . 2) (index . 3) (index . 4) (index . 5) }}
+{{- range $flag := $flags }}
+{{- range $name := keys $found }}
+{{- $start := printf "--%s=" $name }}
+{{- if hasPrefix $start $flag }}{{ $_ := set $found $name (trimPrefix $start $flag) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $name := printf "%s: --%s" (index . 1) (index . 2) }}
+{{- include "kvasir.checkAmounts" (list $name (get $found (index . 2)) (printf "--%s" (index . 4)) (get $found (index . 4))) }}
+{{- end }}
+
+{{/* Call with (list NAME VALUE NAME_OF_THE_MOST VALUE). */}}
+{{- define "kvasir.checkAmounts" -}}
+{{- if gt (include "kvasir.amount" (index . 1) | float64) (include "kvasir.amount" (index . 3) | float64) }}
+{{- fail (printf "%s %v is more than %s %v: lower it, or raise the other" (index . 0) (index . 1) (index . 2) (index . 3)) }}
+{{- end }}
+{{- end }}
+
+{{/* A quantity as a plain number. */}}
+{{- define "kvasir.amount" -}}
+{{- $number := regexFind "^[0-9.]+([eE][+-]?[0-9]+)?" (toString .) }}
+{{- $factors := dict "" 1.0 "n" 1e-9 "u" 1e-6 "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 }}
+{{- $factors = merge $factors (dict "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0) }}
+{{- mulf (float64 $number) (get $factors (trimPrefix $number (toString .)) | default 1.0) }}
+{{- end }}

@@ -25,13 +25,13 @@ class ConditionType(StrEnum):
 
 
 class Reason(StrEnum):
-    """Reasons of all conditions."""
+    """Reasons of all conditions, worst first: of several for one condition the first of these is shown."""
 
+    # Failures.
     INVALID_SPEC = "InvalidSpec"
     WORKLOAD_DELETED = "WorkloadDeleted"
     ADMISSION_FAILED = "AdmissionFailed"
     APPLY_FAILED = "ApplyFailed"
-    FIELDS_CONTESTED = "FieldsContested"
     NAME_TAKEN = "NameTaken"
     QUOTA_EXCEEDED = "QuotaExceeded"
     POD_CREATION_FAILED = "PodCreationFailed"
@@ -51,12 +51,8 @@ class Reason(StrEnum):
     CONTAINER_FAILED = "ContainerFailed"
     POD_FAILED = "PodFailed"
     GROUP_RESTARTED = "GroupRestarted"
-    UNSUPPORTED_FEATURE = "UnsupportedFeature"
-    MODEL_NAME_TAKEN = "ModelNameTaken"
-    NODE_AVOIDED = "NodeAvoided"
-    LEADER_WORKER_SETS_REMOVED = "LeaderWorkerSetsRemoved"
-    NO_READY_PREFILL = "NoReadyPrefill"
 
+    # Waits.
     SCHEDULING_GATED = "SchedulingGated"
     INSUFFICIENT_CAPACITY = "InsufficientCapacity"
     NODE_NOT_READY = "NodeNotReady"
@@ -71,6 +67,16 @@ class Reason(StrEnum):
     STARTING_ROUTER = "StartingRouter"
     WAITING_FOR_PODS = "WaitingForPods"
 
+    # Limitations, beside which pods run: as an answer to why one does not, anything else says more.
+    ROLLOUT_HALTED = "RolloutHalted"
+    FIELDS_CONTESTED = "FieldsContested"
+    UNSUPPORTED_FEATURE = "UnsupportedFeature"
+    MODEL_NAME_TAKEN = "ModelNameTaken"
+    NODE_AVOIDED = "NodeAvoided"
+    LEADER_WORKER_SETS_REMOVED = "LeaderWorkerSetsRemoved"
+    NO_READY_PREFILL = "NoReadyPrefill"
+
+    # Never compared with others.
     SERVING = "Serving"
     IDLE = "Idle"
     SUSPENDED = "Suspended"
@@ -79,16 +85,13 @@ class Reason(StrEnum):
     ROUTER_READY = "RouterReady"
     GATEWAY_READY = "GatewayReady"
     NO_READY_ENGINE = "NoReadyEngine"
-
     ROLLOUT_IN_PROGRESS = "RolloutInProgress"
     ROLLOUT_WAITING = "RolloutWaiting"
     ROLLOUT_PAUSED = "RolloutPaused"
-    ROLLOUT_HALTED = "RolloutHalted"
     ROLLOUT_COMPLETE = "RolloutComplete"
     STARTING = "Starting"
     SCALING = "Scaling"
     AS_EXPECTED = "AsExpected"
-
     FOLLOWING_DEMAND = "FollowingDemand"
     METRICS_UNAVAILABLE = "MetricsUnavailable"
     METRICS_STALE = "MetricsStale"
@@ -96,65 +99,19 @@ class Reason(StrEnum):
     DECISION_FAILED = "DecisionFailed"
 
 
-DOWNLOAD_FAILURES: Final = (
-    Reason.MODEL_NOT_FOUND,
-    Reason.MODEL_ACCESS_DENIED,
-    Reason.MODEL_CORRUPT,
-    Reason.DISK_FULL,
-    Reason.CACHE_UNAVAILABLE,
-    Reason.DOWNLOAD_STALLED,
-    Reason.SOURCE_UNREACHABLE,
+def _from_to(first: Reason, last: Reason) -> tuple[Reason, ...]:
+    reasons = list(Reason)
+    return tuple(reasons[reasons.index(first) : reasons.index(last) + 1])
+
+
+DOWNLOAD_FAILURES: Final = _from_to(Reason.MODEL_NOT_FOUND, Reason.SOURCE_UNREACHABLE)
+"""As the loaders of models name them."""
+DEGRADING_REASONS: Final = (
+    *_from_to(Reason.INVALID_SPEC, Reason.GROUP_RESTARTED),
+    *_from_to(Reason.ROLLOUT_HALTED, Reason.NO_READY_PREFILL),
 )
-"""As the loaders of models name them; worst first."""
-# Worst first: of several reasons for one condition the first of all these is shown.
-_FAILURES: Final = (
-    Reason.INVALID_SPEC,
-    Reason.WORKLOAD_DELETED,
-    Reason.ADMISSION_FAILED,
-    Reason.APPLY_FAILED,
-    Reason.FIELDS_CONTESTED,
-    Reason.NAME_TAKEN,
-    Reason.QUOTA_EXCEEDED,
-    Reason.POD_CREATION_FAILED,
-    Reason.INVALID_CONTAINER_CONFIG,
-    *DOWNLOAD_FAILURES,
-    Reason.SECRET_NOT_FOUND,
-    Reason.VOLUME_UNAVAILABLE,
-    Reason.IMAGE_PULL_FAILED,
-    Reason.GROUP_RESTARTS_EXHAUSTED,
-    Reason.CRASH_LOOPING,
-    Reason.CONTAINER_FAILED,
-    Reason.POD_FAILED,
-    Reason.GROUP_RESTARTED,
-)
-_WAITS: Final = (
-    Reason.SCHEDULING_GATED,
-    Reason.INSUFFICIENT_CAPACITY,
-    Reason.NODE_NOT_READY,
-    Reason.READINESS_GATE_CLOSED,
-    Reason.SIDECAR_NOT_READY,
-    Reason.NOT_RESPONDING,
-    Reason.PULLING_IMAGE,
-    Reason.INITIALIZING,
-    Reason.DOWNLOADING_MODEL,
-    Reason.LOADING_MODEL,
-    Reason.GATEWAY_NOT_READY,
-    Reason.STARTING_ROUTER,
-    Reason.WAITING_FOR_PODS,
-)
-# Beside these, pods run: as an answer to why one does not, anything else says more.
-_LIMITATIONS: Final = (
-    Reason.ROLLOUT_HALTED,
-    Reason.FIELDS_CONTESTED,
-    Reason.UNSUPPORTED_FEATURE,
-    Reason.MODEL_NAME_TAKEN,
-    Reason.NODE_AVOIDED,
-    Reason.LEADER_WORKER_SETS_REMOVED,
-    Reason.NO_READY_PREFILL,
-)
-DEGRADING_REASONS: Final = (*_FAILURES, *_LIMITATIONS)
-"""Waiting alone seldom mends these."""
-_SEVERITY: Final = {reason: rank for rank, reason in enumerate((*_FAILURES, *_WAITS, *_LIMITATIONS))}
+"""Failures and limitations: waiting alone seldom mends these."""
+_SEVERITY: Final = {reason: rank for rank, reason in enumerate(Reason)}
 _MAX_MESSAGE_LENGTH = 4096  # characters; a status must stay small however much a pod has to say
 
 

@@ -17,7 +17,7 @@ from kvasir_operator.api.parse import parse_group
 from kvasir_operator.api.quantity import Duration
 from kvasir_operator.errors import InvalidManifestError
 
-Overlay = TypeVar("Overlay", PodSpec, ResourcesSpec)
+Overlay = TypeVar("Overlay", PodSpec, ResourcesSpec, RouterResources)
 
 
 @dataclass(frozen=True)

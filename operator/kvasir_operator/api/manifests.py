@@ -72,11 +72,6 @@ def load_manifests(path: Path) -> Manifests:
     return Manifests(services, others)
 
 
-def load_services(path: Path) -> list[InferenceService]:
-    """As `load_manifests`."""
-    return load_manifests(path).services
-
-
 def title(manifest: Mapping[str, Any]) -> str:
     """As kubectl would call it, such as `Secret hf-token`."""
     return f"{manifest['kind']} {(manifest.get('metadata') or {}).get('name', '')}".rstrip()

@@ -150,9 +150,8 @@ class EngineSpec:
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
     kv_transfer: bool = False
     """Experimental. Pods of a revision exchange KV blocks: one fetches a prefix that another has cached where that is
-    faster than computing it, one that drains hands running requests over, and, with a router of the service's own, so
-    does one whose KV is full to one with room. With disaggregation pods of either role fetch from both, and decode pods
-    hand over for room; from prefill to decode KV goes in any case."""
+    faster than computing it, and one that drains hands running requests over. With disaggregation pods of either role
+    fetch from both; from prefill to decode KV goes in any case."""
     speculative: SpeculativeSpec | None = None
     adapters: AdaptersSpec | None = None
     args: EngineArgs = ()
@@ -497,7 +496,7 @@ class RouterSpec:
     gateway.enabled), which serves it by its model names."""
     replicas: Replicas | None = None
     """Router pods, for mode dedicated only; 2 where absent."""
-    policy: Literal["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"] = "finishTime"
+    policy: Literal["finishTime", "roundRobin", "sessionAffinity"] = "finishTime"
     """How a replica is chosen."""
     api_keys_secret_ref: SecretRef | None = None
     """Secret with a tenant's name as each entry's key and its API keys, one a line, as value; open where absent. For
@@ -583,16 +582,13 @@ class ServiceSpec:
 class InferenceService:
     """One model, served behind an OpenAI-compatible endpoint.
 
-    `uid` and `generation` are the API server's; None in a file that was never applied.
+    `uid` is the API server's; None in a file that was never applied.
     """
 
     name: str
     namespace: str
     spec: ServiceSpec
     uid: str | None = None
-    generation: int | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -609,8 +605,3 @@ class InferenceService:
     def is_behind_gateway(self) -> bool:
         """Whether the installation's gateway serves it, and no router of its own."""
         return self.spec.router.mode == "gateway"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """(namespace, name): what a reconcile pass is asked for."""
-        return (self.namespace, self.name)

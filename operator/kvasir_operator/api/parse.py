@@ -43,9 +43,6 @@ def parse_service(manifest: Mapping[str, Any]) -> InferenceService:
         namespace=_text(metadata.get("namespace") or "default", "metadata.namespace"),
         spec=parse_group(ServiceSpec, spec if metadata.get("uid") is None else _without_leftovers(spec), "spec"),
         uid=metadata.get("uid"),
-        generation=metadata.get("generation"),
-        labels=dict(_mapping(metadata.get("labels") or {}, "metadata.labels")),
-        annotations=dict(_mapping(metadata.get("annotations") or {}, "metadata.annotations")),
     )
     _check_rules(service, "")
     if service.uid is None:

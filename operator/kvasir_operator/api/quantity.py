@@ -1,7 +1,4 @@
-"""Durations and quantities as Kubernetes users write them (`300s`, `10m`, `8Gi`, `500m`).
-
-Both keep the text that was written, so that what goes into a child object is what the user typed.
-"""
+"""Durations and quantities as Kubernetes users write them (`300s`, `10m`, `8Gi`, `500m`)."""
 
 import re
 from dataclasses import dataclass
@@ -40,35 +37,38 @@ class Duration:
 
 @dataclass(frozen=True)
 class Quantity:
-    """An amount of a resource; `text` is what the manifest says."""
+    """An amount of a resource. `text` is as the API server stores it, whatever the manifest's spelling: a child and its
+    revision then differ only where an amount does.
+
+    A whole number of the largest unit of its kind: 1024Mi is 1Gi, 1000m is 1 and 0.5 is 500m, but 1G stays what it is.
+    What no unit counts stays as it is too.
+    """
 
     text: str
 
     def __post_init__(self) -> None:
         if not re.fullmatch(QUANTITY_PATTERN, self.text):
             raise ValueError(f"{self.text!r} is not a quantity: expected a number with a unit, such as 500m, 8 or 64Gi")
+        object.__setattr__(self, "text", self._canonical_text())
 
     @property
     def amount(self) -> float:
         """In whole units: bytes of memory, cores of CPU."""
-        number, unit = self._number_and_unit
-        return float(number) * float(_FACTORS[unit])
+        return float(self._exact)
 
-    @property
-    def canonical(self) -> "Quantity":
-        """The same amount as the API server stores it: a whole number of the largest unit of its kind.
-
-        So 1024Mi is 1Gi, 1000m is 1 and 0.5 is 500m, but 1G stays what it is. What no unit counts stays as it is too.
-        """
-        number, unit = self._number_and_unit
-        exact = Fraction(number) * _FACTORS[unit]
+    def _canonical_text(self) -> str:
+        exact = self._exact
         if exact == 0:
-            return Quantity("0")
-        factors = _BINARY_FACTORS if unit.endswith("i") and exact >= 1024 else _DECIMAL_FACTORS
-        whole = (Quantity(f"{exact // factor}{name}") for name, factor in factors.items() if exact % factor == 0)
-        return next(whole, self)
+            return "0"
+        factors = _BINARY_FACTORS if self.text.endswith("i") and exact >= 1024 else _DECIMAL_FACTORS
+        whole = (f"{exact // factor}{unit}" for unit, factor in factors.items() if exact % factor == 0)
+        return next(whole, self.text)
 
     @property
-    def _number_and_unit(self) -> tuple[str, str]:
+    def _exact(self) -> Fraction:
         number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", self.text).groups()  # type: ignore[union-attr]
-        return number, unit
+        return Fraction(number) * _FACTORS[unit]
+
+
+def at_most(amount: Quantity, limit: Quantity | None) -> Quantity:
+    return amount if limit is None or amount.amount <= limit.amount else limit

@@ -32,7 +32,7 @@ from kvasir_operator.api.model import (
     Toleration,
 )
 from kvasir_operator.api.rule import Rule, exactly_one, num_set
-from kvasir_operator.api.service_rules import ROLE_RULES, SERVICE_RULES, SPEC_RULES, STEP_MESSAGE
+from kvasir_operator.api.service_rules import CPU_RULE, ROLE_RULES, SERVICE_RULES, SPEC_RULES, STEP_MESSAGE
 from kvasir_operator.api.source import (
     PARENT_MESSAGE,
     SOURCE_MESSAGE,
@@ -75,6 +75,8 @@ RESERVED_ARGS: Final = (
 # Resources outside a vendor's domain that a pod can ask for, besides cpu and memory.
 _EXTRA_RESOURCE = r"^([a-z0-9.-]+/[A-Za-z0-9._-]+|hugepages-[A-Za-z0-9]+|ephemeral-storage)$"
 _RESERVED_ARG = rf"^--({'|'.join(arg.removeprefix('--') for arg in RESERVED_ARGS)})(=.*)?$"
+_WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+_MOST = 2**31  # tokens
 _ZERO_PODS = r"^0+%?$"
 # Folders of the containers that Kvasir mounts itself, and paths that name one of them in another way.
 _OWN_FOLDER = r"^(/(tmp|dev/shm)?|/(model-cache|models|draft-models|etc/kvasir)(/.*)?|.*/(/.*|\.(/.*)?|\.\.(/.*)?)?)$"
@@ -123,6 +125,13 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             lambda e: e.max_num_batched_tokens is None or e.max_num_batched_tokens >= e.max_num_seqs,
             "!has(self.maxNumBatchedTokens) || self.maxNumBatchedTokens >= self.maxNumSeqs",
         ),
+        Rule(
+            f"maxNumBatchedTokens is below maxModelLen, and args has {_WHOLE_PROMPTS}, so a long prompt would never "
+            "fit into a step: raise it, lower maxModelLen, or leave the flag out",
+            lambda e: _WHOLE_PROMPTS not in e.args or (e.max_num_batched_tokens or _MOST) >= (e.max_model_len or 0),
+            f"!has(self.args) || !('{_WHOLE_PROMPTS}' in self.args) || !has(self.maxNumBatchedTokens) || "
+            "!has(self.maxModelLen) || self.maxNumBatchedTokens >= self.maxModelLen",
+        ),
         _ARGS,
     ),
     EngineOverrides: (_ARGS,),
@@ -145,7 +154,9 @@ _RULES: Mapping[type, tuple[Rule, ...]] = {
             lambda r: all(re.fullmatch(_EXTRA_RESOURCE, key) for key in r.extra),
             f"!has(self.extra) || self.extra.all(key, key.matches('{_EXTRA_RESOURCE}'))",
         ),
+        CPU_RULE,
     ),
+    RouterResources: (CPU_RULE,),
     ParallelismSpec: (
         Rule(
             "expert shares out experts among tensor ranks, of which there is one: raise tensor, or leave expert out",

@@ -85,6 +85,13 @@ PLACEMENT_RULE: Final = Rule(
     "self.parallelism.tensor % self.resources.maxDevices == 0",
 )
 """Of what has parallelism and resources: the service, a role of the manifest, and a role with its profile."""
+CPU_RULE: Final = Rule(
+    "cpu, which a node must have free, is above cpuLimit, the most that is used of it: lower cpu or raise cpuLimit",
+    lambda r: r.cpu is None or r.cpu_limit is None or r.cpu.amount <= r.cpu_limit.amount,
+    "!has(self.cpu) || !has(self.cpuLimit) || "
+    "!quantity(string(self.cpu)).isGreaterThan(quantity(string(self.cpuLimit)))",
+)
+"""Of resources: an engine's and a router's, in a manifest, and with the installation's."""
 SERVICE_RULES: Final = (
     Rule(
         f"metadata.name becomes part of Service names: write at most {labels.MAX_NAME_LENGTH} of a-z, 0-9 and -, "

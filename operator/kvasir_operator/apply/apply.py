@@ -1,15 +1,14 @@
-"""Performs a plan: server-side applies in order, former revisions' replicas and weights, restarts, then deletions.
+"""Performs a plan: server-side applies in order, edits of what is not rendered any more, restarts, then deletions.
 
 A child that the API server refuses does not hold up the others; it is returned, to be shown in the status and tried
 again. When the API server does not answer at all, the pass ends.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from kvasir_operator.api.conditions import Reason
-from kvasir_operator.api.labels import FIELD_MANAGER, TRAFFIC_WEIGHT
-from kvasir_operator.apply.plan import APPLIED_HASH, Adopt, Apply, Plan, RemoveWeight, Restart, Scale
+from kvasir_operator.api.labels import FIELD_MANAGER
+from kvasir_operator.apply.plan import Apply, Edit, Plan, Restart
 from kvasir_operator.errors import (
     OBJECT_ERRORS,
     AdmissionFailedError,
@@ -79,20 +78,15 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
             written.append(await _apply(client, action))
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(action.key, error))
-    changes: tuple[Scale | RemoveWeight | Adopt | Restart, ...] = (
-        *plan.scales,
-        *plan.weight_removals,
-        *plan.adopts,
-        *plan.restarts,
-    )
+    changes: tuple[Edit | Restart, ...] = (*plan.edits, *plan.restarts)
     for change in changes:
         try:
             if isinstance(change, Restart):
                 await _restart(client, namespace, change)
             else:
-                written.append(await _edit(client, namespace, change))
+                written.append(await client.merge(change.key.kind, namespace, change.key.name, change.patch))
         except (ObjectConflictError, ObjectNotFoundError):
-            stale.append(change.key)
+            stale.append(change.key)  # it changed since it was seen: what was decided may no longer hold
         except OBJECT_ERRORS as error:
             refusals.append(Refusal(change.key, error))
     for deletion in plan.deletes:
@@ -114,21 +108,6 @@ async def _apply(client: KubeClient, action: Apply) -> KubeObject:
         # An immutable field changed, or somebody added a field that excludes one of ours: only a new object helps.
         await client.delete(action.key.kind, action.obj["metadata"]["namespace"], action.key.name, action.live_uid)
         return await client.apply(action.obj, FIELD_MANAGER)
-
-
-async def _edit(client: KubeClient, namespace: str, edit: Scale | RemoveWeight | Adopt) -> KubeObject:
-    """Raises ObjectConflictError when the object changed since it was seen: what was decided may no longer hold."""
-    metadata: dict[str, Any] = {"uid": edit.uid}
-    if isinstance(edit, Adopt):
-        patch: dict[str, Any] = {"metadata": {**metadata, "ownerReferences": [edit.owner]}}
-        return await client.merge(edit.key.kind, namespace, edit.key.name, patch)
-    metadata["resourceVersion"] = edit.resource_version
-    if isinstance(edit, Scale):
-        patch = {"metadata": metadata, "spec": {"replicas": edit.replicas}}
-    else:
-        annotations = {TRAFFIC_WEIGHT: None, APPLIED_HASH: None}
-        patch = {"metadata": {**metadata, "labels": {TRAFFIC_WEIGHT: None}, "annotations": annotations}}
-    return await client.merge(edit.key.kind, namespace, edit.key.name, patch)
 
 
 async def _restart(client: KubeClient, namespace: str, restart: Restart) -> None:

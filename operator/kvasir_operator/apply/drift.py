@@ -1,12 +1,10 @@
 """Where a live object lacks what we want of it: every desired value must be there; what others added is theirs.
 
-Robust to the API server: fields it fills in, zero values it leaves out and quantities it rewrites ("1000m" to "1")
-are no drift. What is no longer desired cannot be seen here: the applied hash in plan.py covers it.
+Robust to the API server: fields it fills in and zero values it leaves out are no drift, and quantities are spelt as it
+stores them (api/quantity.py). What is no longer desired cannot be seen here: the applied hash in plan.py covers it.
 """
 
-import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 # Lists that the API server merges by key, so that others may add to them: what identifies an element, by list name.
@@ -22,15 +20,6 @@ _LIST_KEYS: dict[str, tuple[str, ...]] = {
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
 _KEY_DEFAULTS = {"protocol": "TCP"}
-_QUANTITY_PARENTS = frozenset({"limits", "requests", "hard", "capacity"})
-_QUANTITY_FIELDS = frozenset({"sizeLimit"})
-_SUFFIXES = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
-    "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15),
-    "E": Decimal(10**18), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50), "Ei": Decimal(2**60),
-}  # fmt: skip
-_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]i?|Ki|)")
 
 
 def find_drift(desired: Any, live: Any) -> list[str]:
@@ -67,7 +56,7 @@ def _compare(desired: Any, live: Any, path: tuple[str, ...]) -> Iterator[str]:
             yield from _compare(value, live.get(key), (*path, key))
     elif isinstance(desired, list) and isinstance(live, list):
         yield from _compare_lists(desired, live, path)
-    elif not _equal(desired, live, path):
+    else:
         yield ".".join(path)
 
 
@@ -96,24 +85,3 @@ def _label(identity: tuple[Any, ...]) -> str:
 def _is_zero(value: Any) -> bool:
     # The server leaves zero values of optional fields out, whatever their type.
     return value is None or value is False or value == 0 or value == "" or value == {} or value == []
-
-
-def _equal(desired: Any, live: Any, path: tuple[str, ...]) -> bool:
-    if desired == live:
-        return True
-    if not _holds_quantity(path):
-        return False
-    wanted, seen = parse_quantity(desired), parse_quantity(live)
-    return wanted is not None and wanted == seen
-
-
-def _holds_quantity(path: tuple[str, ...]) -> bool:
-    return bool(path) and (path[-1] in _QUANTITY_FIELDS or (len(path) > 1 and path[-2] in _QUANTITY_PARENTS))
-
-
-def parse_quantity(value: Any) -> Decimal | None:
-    """A Kubernetes quantity ("8Gi", "500m", 2) in its base unit; None when it is not one."""
-    match = _QUANTITY.fullmatch(str(value))
-    if match is None or match.group(2) not in _SUFFIXES:
-        return None
-    return Decimal(match.group(1)) * _SUFFIXES[match.group(2)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
-from kvasir_operator.api.labels import GROUP, REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL
+from kvasir_operator.api.labels import GROUP, REVISION_LABEL, ROLE_LABEL, SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.apply.drift import find_drift
 from kvasir_operator.kube.kinds import (
     CHILD_KINDS,
@@ -72,44 +72,32 @@ class Delete:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A new `spec.replicas` of a workload that is not rendered any more, only while it is as it was seen."""
+class Edit:
+    """A merge patch of a child that is not rendered any more, only while it is as it was seen."""
 
     key: ObjectKey
-    replicas: int
-    uid: str
-    resource_version: str
+    patch: KubeObject
 
     @classmethod
-    def of(cls, live: KubeObject, replicas: int) -> Self:
-        metadata = live["metadata"]
-        return cls(object_key(live), replicas, metadata["uid"], metadata["resourceVersion"])
-
-
-@dataclass(frozen=True)
-class RemoveWeight:
-    """Takes the traffic weight off a Service that is not rendered any more, only while it is as it was seen.
-
-    With it goes its hash: it is no longer what was applied, and is applied again where its revision comes back.
-    """
-
-    key: ObjectKey
-    uid: str
-    resource_version: str
+    def scale(cls, live: KubeObject, replicas: int) -> Self:
+        return cls._of(live, spec={"replicas": replicas})
 
     @classmethod
-    def of(cls, live: KubeObject) -> Self:
-        metadata = live["metadata"]
-        return cls(object_key(live), metadata["uid"], metadata["resourceVersion"])
+    def without_weight(cls, live: KubeObject) -> Self:
+        """With a Service's weight goes its hash: it is no longer what was applied, and is applied again where its
+        revision comes back."""
+        annotations = {TRAFFIC_WEIGHT: None, APPLIED_HASH: None}
+        return cls._of(live, {"labels": {TRAFFIC_WEIGHT: None}, "annotations": annotations})
 
+    @classmethod
+    def adoption(cls, live: KubeObject, owner: KubeObject) -> Self:
+        """Of a child that lost its owner, by the `owner` of those that are rendered."""
+        return cls._of(live, {"ownerReferences": [owner]})
 
-@dataclass(frozen=True)
-class Adopt:
-    """Gives a child that lost its owner, and that is not rendered, the `owner` of those that are."""
-
-    key: ObjectKey
-    uid: str
-    owner: KubeObject
+    @classmethod
+    def _of(cls, live: KubeObject, metadata: KubeObject | None = None, **fields: KubeObject) -> Self:
+        seen = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
+        return cls(object_key(live), {"metadata": {**seen, **(metadata or {})}, **fields})
 
 
 @dataclass(frozen=True)
@@ -141,22 +129,18 @@ class Plan:
     """`blocked` are children whose name somebody else's object has; `terminating` must go before they return."""
 
     applies: tuple[Apply, ...] = ()
-    scales: tuple[Scale, ...] = ()
-    weight_removals: tuple[RemoveWeight, ...] = ()
+    edits: tuple[Edit, ...] = ()
     restarts: tuple[Restart, ...] = ()
     deletes: tuple[Delete, ...] = ()
     blocked: tuple[ObjectKey, ...] = ()
     terminating: tuple[ObjectKey, ...] = ()
-    adopts: tuple[Adopt, ...] = ()
 
     def without(self, keys: Collection[ObjectKey]) -> "Plan":
         """What is left of the plan when the children named by `keys` are left out."""
         return replace(
             self,
             applies=tuple(action for action in self.applies if action.key not in keys),
-            scales=tuple(each for each in self.scales if each.key not in keys),
-            weight_removals=tuple(each for each in self.weight_removals if each.key not in keys),
-            adopts=tuple(each for each in self.adopts if each.key not in keys),
+            edits=tuple(each for each in self.edits if each.key not in keys),
             restarts=tuple(each for each in self.restarts if each.key not in keys),
             deletes=tuple(each for each in self.deletes if each.key not in keys),
         )
@@ -193,8 +177,7 @@ def make_plan(
     desired: Iterable[KubeObject],
     observed: Iterable[KubeObject],
     service: KubeObject,
-    scales: tuple[Scale, ...] = (),
-    weight_removals: tuple[RemoveWeight, ...] = (),
+    edits: Iterable[Edit] = (),
     restarts: tuple[Restart, ...] = (),
     kept: Collection[ObjectKey] = (),
 ) -> Plan:
@@ -213,9 +196,9 @@ def make_plan(
     applies = [action for key in free if (action := _plan_one(wanted[key], live.get(key))) is not None]
     others = [obj for key, obj in live.items() if key not in wanted]
     owners = [owner for obj in wanted.values() for owner in obj["metadata"].get("ownerReferences", [])][:1]
-    adopts = (Adopt(object_key(obj), obj["metadata"]["uid"], *owners) for obj in others if owners and _is_orphan(obj))
+    adoptions = (Edit.adoption(obj, *owners) for obj in others if owners and _is_orphan(obj))
     deletes = _prune((obj for obj in others if object_key(obj) not in kept), service["metadata"]["uid"])
-    return Plan(tuple(applies), scales, weight_removals, restarts, deletes, blocked, terminating, tuple(adopts))
+    return Plan(tuple(applies), (*edits, *adoptions), restarts, deletes, blocked, terminating)
 
 
 def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:

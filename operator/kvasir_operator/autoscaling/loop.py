@@ -168,10 +168,9 @@ class Autoscaler:
         """Those that have something to scale."""
         found = {}
         for namespace in self._settings.namespace or (None,):
-            async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
-                for obj in page.get("items") or []:
-                    if not is_terminating(obj) and not obj["spec"].get("suspend"):
-                        found[service_key(obj)] = obj
+            for obj in await self._client.list(INFERENCE_SERVICE, namespace):
+                if not is_terminating(obj) and not obj["spec"].get("suspend"):
+                    found[service_key(obj)] = obj
         return found
 
     async def _scaled(self, key: ServiceKey, obj: KubeObject) -> _Scaled | None:

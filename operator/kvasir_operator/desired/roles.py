@@ -20,10 +20,11 @@ from kvasir_operator.api.model import (
     ParallelismSpec,
     PodSpec,
     ResourcesSpec,
+    RouterResources,
     ServiceSpec,
 )
-from kvasir_operator.api.quantity import Quantity
-from kvasir_operator.api.service_rules import PLACEMENT_RULE
+from kvasir_operator.api.quantity import Quantity, at_most
+from kvasir_operator.api.service_rules import CPU_RULE, PLACEMENT_RULE
 from kvasir_operator.errors import InvalidManifestError, UnknownProfileError
 
 EngineRoleName = Literal["serve", "prefill", "decode"]
@@ -112,11 +113,13 @@ def router_role(service: InferenceService, defaults: InstallationDefaults) -> Ro
     """A router of the service's own, as it is or would be."""
     router = service.spec.router
     replicas = DEFAULT_ROUTER_REPLICAS if router.replicas is None else router.replicas
+    resources = overlaid(defaults.router.resources, router.resources)
+    _check_cpu(resources, "spec.router.resources")
     return RouterRole(
         0 if service.spec.suspend else replicas,
-        router.resources.cpu or defaults.router.resources.cpu or _ROUTER_CPU,
-        router.resources.memory or defaults.router.resources.memory or _ROUTER_MEMORY,
-        router.resources.cpu_limit or defaults.router.resources.cpu_limit,
+        resources.cpu or at_most(_ROUTER_CPU, resources.cpu_limit),
+        resources.memory or _ROUTER_MEMORY,
+        resources.cpu_limit,
         overlaid(defaults.router.pod, router.pod),
     )
 
@@ -160,7 +163,16 @@ def _placed(role: EngineRole, field_path: str) -> EngineRole:
     if not PLACEMENT_RULE.holds(role):
         said = f"{role.resources.max_devices} by this installation's profile or podDefaults"
         raise InvalidManifestError(field_path, f"{PLACEMENT_RULE.message} (it is {said})")
+    _check_cpu(role.resources, f"{field_path}.resources")
     return role
+
+
+def _check_cpu(resources: ResourcesSpec | RouterResources, field_path: str) -> None:
+    """Of which the installation may have given one."""
+    cpu, limit = resources.cpu, resources.cpu_limit
+    if cpu is not None and limit is not None and not CPU_RULE.holds(resources):
+        said = f"cpu is {cpu.text} and cpuLimit {limit.text}, one of them by this installation's profile or podDefaults"
+        raise InvalidManifestError(field_path, f"{CPU_RULE.message} ({said})")
 
 
 def _num_replicas(

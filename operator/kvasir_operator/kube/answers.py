@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aiohttp
 import msgspec
-from kubernetes.aio.client.exceptions import ApiException
 
 from kvasir_operator.errors import (
     AdmissionFailedError,
@@ -40,11 +40,11 @@ _ADMISSION = re.compile(
 )
 
 
-async def translated(call: Callable[[], Awaitable[Any]]) -> Any:
+@contextmanager
+def translated() -> Iterator[None]:
+    """What a request within raises, and what reading its answer does."""
     try:
-        return await call()
-    except ApiException as error:
-        raise api_error(error.status, error.reason, error.body or "") from error
+        yield
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
         raise KubeUnavailableError(f"the API server did not answer: {described(error)}") from error
 

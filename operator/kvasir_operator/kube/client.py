@@ -1,46 +1,33 @@
-"""The seam to the Kubernetes API: the few calls that the operator makes, on kubernetes.aio.
+"""The seam to the Kubernetes API: the few calls that the operator makes.
 
-Lists and watches go through its dynamic client. What is of one object goes past it, through kube/session.py.
-
-Objects go in and come out as plain dicts; library and transport errors leave as this package's own. Every request
+Objects go in and come out as plain dicts; transport errors leave as this package's own. Every request about objects
 passes through `KubeClient._about`, where `ClientHooks.on_request` is told of it.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
-from typing import Any, TypeAlias
-from urllib.parse import urlencode
+from typing import Any, TypeAlias, TypeVar
 
 import aiohttp
-import msgspec
-from kubernetes.aio import client as aio_client
-from kubernetes.aio.dynamic import DynamicClient
-from kubernetes.aio.dynamic.resource import Resource
+from kubernetes.aio.client import Configuration
 
 from kvasir_operator.api.labels import FIELD_MANAGER, selector_text
-from kvasir_operator.errors import (
-    KindNotServedError,
-    KubeApiError,
-    KubeUnavailableError,
-    ObjectConflictError,
-    ObjectNotFoundError,
-    described,
-)
-from kvasir_operator.kube.answers import api_error, read_watch_line, translated
+from kvasir_operator.errors import KindNotServedError, KubeApiError, ObjectConflictError, ObjectNotFoundError
+from kvasir_operator.kube.answers import read_watch_line
 from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, ServiceKey, kind_of
-from kvasir_operator.kube.session import REQUEST_TIMEOUT_SECONDS, Session
+from kvasir_operator.kube.session import JSON, REQUEST_TIMEOUT_SECONDS, Session
 
+Found = TypeVar("Found")
 LabelSelector: TypeAlias = Mapping[str, str | None]
 """Labels that an object must have; None stands for any value."""
 PAGE_SIZE = 200
 """Objects of a list that are in memory at once."""
 
-_JSON, _MERGE_PATCH, _APPLY_PATCH = "application/json", "application/merge-patch+json", "application/apply-patch+yaml"
+_MERGE_PATCH, _APPLY_PATCH = "application/merge-patch+json", "application/apply-patch+yaml"
 _FORCED = {"force": "true"}
 _OWN = {"fieldManager": FIELD_MANAGER}
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -59,14 +46,11 @@ class KubeClient:
     """Reads and writes objects."""
 
     def __init__(
-        self, configuration: aio_client.Configuration, hooks: ClientHooks | None = None, page_size: int = PAGE_SIZE
+        self, configuration: Configuration, hooks: ClientHooks | None = None, page_size: int = PAGE_SIZE
     ) -> None:
         self._page_size = page_size
         self._hooks = hooks or ClientHooks()
-        self._api = aio_client.ApiClient(configuration)
-        self._session = Session(self._api, self._hooks.before_write)
-        self._dynamic = DynamicClient(self._api)  # type: ignore[no-untyped-call]
-        self._resources: dict[Kind, Any] = {}
+        self._session = Session(configuration, self._hooks.before_write)
 
     def now(self) -> str:
         """By the API server's clock, as of its last answer about a single object (RFC 3339)."""
@@ -74,20 +58,17 @@ class KubeClient:
 
     async def close(self) -> None:
         await self._session.close()
-        await self._api.close()  # type: ignore[no-untyped-call]
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
         """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come."""
         try:
-            found: KubeObject = await self._about("get", kind, partial(self._ask, "GET", kind, namespace, name))
+            return await self._about("get", kind, partial(self._session.send, "GET", _path(kind, namespace, name)))
         except ObjectNotFoundError:
             return None
-        return found
 
     async def read_path(self, path: str) -> dict[str, Any]:
         """What the API server says of itself: its version, or the kinds of an API group."""
-        found: dict[str, Any] = await translated(lambda: self._dynamic.request("get", path, **_RAW))
-        return found
+        return await self._session.send("GET", path)
 
     async def list_pages(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
@@ -96,24 +77,15 @@ class KubeClient:
 
         `fields` is a field selector.
         """
-        token = None
+        query = {"limit": str(self._page_size), **_selectors(labels, fields)}
         while True:
-            page = await self._send(
-                "list",
-                kind,
-                self._resource(kind).get,
-                namespace=namespace,
-                label_selector=None if labels is None else selector_text(labels),
-                field_selector=fields,
-                limit=self._page_size,
-                _continue=token,
-            )
+            page = await self._about("list", kind, partial(self._session.send, "GET", _path(kind, namespace), query))
             for item in page.get("items") or []:
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
             yield page
-            token = page["metadata"].get("continue")
-            if not token:
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
                 return
 
     def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
@@ -139,29 +111,20 @@ class KubeClient:
 
         `fields` is a field selector. Raises WatchExpiredError when the version is too old.
         """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(int(seconds)),
+            **_selectors(labels, fields),
+        }
         # Bookmarks come every minute at the latest: a stream that is silent for longer is dead.
         timeout = aiohttp.ClientTimeout(total=seconds + REQUEST_TIMEOUT_SECONDS, sock_read=90.0)
-        response = await self._send(
-            "watch",
-            kind,
-            self._resource(kind).get,
-            namespace=namespace,
-            label_selector=selector_text(labels) or None,
-            field_selector=fields,
-            resource_version=resource_version,
-            timeout_seconds=int(seconds),
-            watch=True,
-            query_params=[("allowWatchBookmarks", "true")],
-            serialize=False,
-            _request_timeout=timeout,
-        )
-        try:
+        opening = self._session.open("GET", _path(kind, namespace), query, client_timeout=timeout)
+        async with AsyncExitStack() as stack:
+            response = await self._about("watch", kind, partial(stack.enter_async_context, opening))
             async for line in response.content:
                 yield read_watch_line(line)
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-            raise KubeUnavailableError(f"watch of {kind.plural} broke off: {described(error)}") from error
-        finally:
-            response.close()
 
     async def apply(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
         """Server-side apply; takes over fields that others own. Returns the object as it is now stored."""
@@ -169,12 +132,10 @@ class KubeClient:
 
     async def dry_run(self, obj: KubeObject, field_manager: str = FIELD_MANAGER) -> KubeObject:
         """What `apply` would store, after defaults and admission; nothing is stored, so it counts as no write."""
-        kind, metadata = kind_of(obj), obj["metadata"]
         query = {"fieldManager": field_manager, **_FORCED, "dryRun": "All"}
-        call = partial(
-            self._ask, "PATCH", kind, metadata["namespace"], metadata["name"], query, obj, content_type=_APPLY_PATCH
+        return await self._about(
+            "dry_run", kind_of(obj), partial(self._session.send, "PATCH", _path_of(obj), query, obj, _APPLY_PATCH)
         )
-        return dict(await self._about("dry_run", kind, call))
 
     async def apply_status(self, obj: KubeObject) -> KubeObject:
         """Server-side apply of the status subresource.
@@ -182,16 +143,16 @@ class KubeClient:
         Raises ObjectConflictError when the object is not as it was at `metadata.resourceVersion`. A UID alone is no
         precondition here: the API server does not look at it in an apply of a status.
         """
-        return await self._change("apply_status", "PATCH", obj, {**_OWN, **_FORCED}, _APPLY_PATCH, "status")
+        return await self._change("apply_status", "PATCH", obj, {**_OWN, **_FORCED}, _APPLY_PATCH, "/status")
 
     async def merge(self, kind: Kind, namespace: str, name: str, patch: dict[str, Any]) -> KubeObject:
-        call = partial(self._ask, "PATCH", kind, namespace, name, _OWN, patch, content_type=_MERGE_PATCH)
+        call = partial(self._session.send, "PATCH", _path(kind, namespace, name), _OWN, patch, _MERGE_PATCH)
         return await self._write("patch", kind, namespace, name, call)
 
     async def create(self, obj: KubeObject) -> KubeObject:
         """Raises ObjectConflictError when it exists."""
         kind, namespace, name = kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"]
-        call = partial(self._ask, "POST", kind, namespace, None, _OWN, obj)
+        call = partial(self._session.send, "POST", _path(kind, namespace), _OWN, obj)
         return await self._write("create", kind, namespace, name, call)
 
     async def replace(self, obj: KubeObject) -> KubeObject:
@@ -218,7 +179,7 @@ class KubeClient:
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
         try:
-            call = partial(self._ask, "DELETE", kind, namespace, name, body=body)
+            call = partial(self._session.send, "DELETE", _path(kind, namespace, name), body=body)
             await self._write("delete", kind, namespace, name, call)
         except ObjectNotFoundError:
             return True
@@ -232,52 +193,22 @@ class KubeClient:
         method: str,
         obj: KubeObject,
         query: Mapping[str, str],
-        content_type: str = _JSON,
-        subresource: str | None = None,
+        content_type: str = JSON,
+        below: str = "",
     ) -> KubeObject:
-        """A write of an object that names itself."""
-        kind, namespace, name = kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"]
-        call = partial(
-            self._ask, method, kind, namespace, name, query, obj, content_type=content_type, subresource=subresource
-        )
-        return await self._write(verb, kind, namespace, name, call)
-
-    async def _ask(
-        self,
-        method: str,
-        kind: Kind,
-        namespace: str,
-        name: str | None,
-        query: Mapping[str, str] = _NOTHING,
-        body: KubeObject | None = None,
-        *,
-        content_type: str = _JSON,
-        subresource: str | None = None,
-    ) -> KubeObject:
-        """One request about one object, or to a kind's collection where `name` is None. Raises KubeApiError."""
-        path = self._resource(kind).path(name=name, namespace=namespace)
-        if subresource is not None:
-            path = f"{path}/{subresource}"
-        if query:
-            path = f"{path}?{urlencode(query)}"
-        answer = await self._session.send(method, path, body, content_type)
-        if not answer.is_success:
-            raise api_error(answer.status, answer.reason, answer.content.decode(errors="replace"))
-        found: KubeObject = msgspec.json.decode(answer.content)
-        return found
+        """A write of an object that names itself, or of the subresource `below` it."""
+        call = partial(self._session.send, method, _path_of(obj) + below, query, obj, content_type)
+        return await self._write(verb, kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"], call)
 
     async def _write(
-        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[Any]]
+        self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[KubeObject]]
     ) -> KubeObject:
         self._hooks.before_write()
-        return dict(await self._about(verb, kind, call))
+        return await self._about(verb, kind, call)
 
-    async def _send(self, verb: str, kind: Kind, call: Callable[..., Awaitable[Any]], **arguments: Any) -> Any:
-        return await self._about(verb, kind, lambda: call(**{**_RAW, **arguments}))
-
-    async def _about(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _about(self, verb: str, kind: Kind, call: Callable[[], Awaitable[Found]]) -> Found:
         try:
-            result = await translated(call)
+            result = await call()
         except KubeApiError as error:
             self._hooks.on_request(verb, kind.kind, error)
             if isinstance(error, KindNotServedError) and kind in OPTIONAL_KINDS:
@@ -286,21 +217,18 @@ class KubeClient:
         self._hooks.on_request(verb, kind.kind, None)
         return result
 
-    def _resource(self, kind: Kind) -> Any:
-        if kind not in self._resources:
-            self._resources[kind] = Resource(  # type: ignore[no-untyped-call]
-                prefix="apis" if kind.group else "api",
-                group=kind.group,
-                api_version=kind.version,
-                kind=kind.kind,
-                name=kind.plural,
-                namespaced=True,
-                client=self._dynamic,
-            )
-        return self._resources[kind]
+
+def _path(kind: Kind, namespace: str | None, name: str | None = None) -> str:
+    """Of a kind's collection, in all namespaces where that is None, or of one object of it."""
+    root = f"/{'apis' if kind.group else 'api'}/{kind.api_version}"
+    collection = f"{root}/{kind.plural}" if namespace is None else f"{root}/namespaces/{namespace}/{kind.plural}"
+    return collection if name is None else f"{collection}/{name}"
 
 
-_RAW: dict[str, Any] = {
-    "serializer": lambda _client, data: data,
-    "_request_timeout": aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS),
-}
+def _path_of(obj: KubeObject) -> str:
+    return _path(kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def _selectors(labels: LabelSelector | None, fields: str | None) -> dict[str, str]:
+    found = {"labelSelector": selector_text(labels or {}), "fieldSelector": fields or ""}
+    return {name: text for name, text in found.items() if text}

@@ -26,8 +26,6 @@ async def load_configuration(kubeconfig: str | None) -> aio_client.Configuration
     except (aio_config.ConfigException, OSError) as error:
         where = kubeconfig or "a pod's service account, KUBECONFIG or ~/.kube/config"
         raise KvasirOperatorError(f"cannot read the cluster's address and credentials from {where}: {error}") from error
-    # aiohttp would look for ~/.netrc and the proxy's variables at every request, which doubles what a request costs.
-    configuration.client_session_kwargs = {"trust_env": False}
     configuration.proxy = configuration.proxy or proxy_of(configuration.host)
     return configuration
 

@@ -1,7 +1,8 @@
 """What this cluster has beyond what every one has: its version, and which optional kinds it serves.
 
-Asked at the start, again at every resync, and soon after the API server did not know a kind, so a CRD that is installed
-or removed later is noticed without a restart. A kind that is absent costs one small request each time it is asked for.
+Asked at the start, again before every resync, and soon after the API server did not know a kind, so a CRD that is
+installed or removed later is noticed without a restart. A kind that is absent costs one small request each time it is
+asked for.
 
 Before all work the API server must answer and know InferenceServices. That is waited for: an operator that ended
 because the API server is away would be started again later and later, by the kubelet's back-off.
@@ -10,7 +11,7 @@ because the API server is away would be started again later and later, by the ku
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kvasir_operator.errors import (
@@ -69,19 +70,21 @@ def _number(text: str) -> int:
 
 
 class Discovery:
-    """Keeps `features` up to date. `on_change` is called after they have changed."""
+    """Keeps `features` up to date, and has every service looked at again once an interval, and when they changed."""
 
     def __init__(
         self,
         client: KubeClient,
         features: ClusterFeatures,
         on_change: Callable[[], None],
+        resync: Callable[[], Awaitable[None]],
         soon_seconds: float = SOON_SECONDS,
     ) -> None:
         """`soon_seconds`: between two looks at least, since many passes may miss the same kind at once."""
         self.features = features
         self._client = client
         self._on_change = on_change
+        self._resync = resync
         self._soon_seconds = soon_seconds
         self._doubted = asyncio.Event()
 
@@ -92,30 +95,33 @@ class Discovery:
     async def run(self, interval_seconds: float) -> None:
         """Runs until cancelled."""
         while True:
-            await self._wait(interval_seconds)
+            is_due = await self._wait(interval_seconds)
             try:
-                found = await read_features(self._client)
+                if self._take(await read_features(self._client)) or is_due:
+                    await self._resync()
             except KubeApiError as error:
-                logger.warning("discovery: %s", error)
-                continue
-            self._take(found)
+                logger.warning("discovery and resync: %s", error)
 
-    async def _wait(self, interval_seconds: float) -> None:
+    async def _wait(self, interval_seconds: float) -> bool:
+        """Whether the interval has passed; else there was a doubt."""
         await asyncio.sleep(min(self._soon_seconds, interval_seconds))
         try:
             async with asyncio.timeout(interval_seconds):
                 await self._doubted.wait()
         except TimeoutError:
-            return
+            return True
         self._doubted.clear()
+        return False
 
-    def _take(self, found: ClusterFeatures) -> None:
+    def _take(self, found: ClusterFeatures) -> bool:
+        """Whether it is news."""
         if found == self.features:
-            return
+            return False
         for kind in sorted(found.kinds ^ self.features.kinds, key=str):
             logger.info("the cluster %s %s", "serves" if kind in found.kinds else "no longer serves", kind.kind)
         self.features = found
         self._on_change()
+        return True
 
 
 async def wait_until_served(

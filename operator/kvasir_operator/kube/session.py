@@ -1,74 +1,94 @@
-"""Requests about single objects, on an aiohttp session of their own.
+"""Requests to the API server, on an aiohttp session.
 
-A burst of changes is mostly these, and kubernetes' generated client does as much again around each of them: it copies
-the headers, looks for files and retries, and has aiohttp warn of its timeout.
+kubernetes' generated client does as much again around each request: it copies the headers, looks for files and retries,
+and has aiohttp warn of its timeout. Its configuration says where to and with which credentials.
 """
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 import aiohttp
 import msgspec
-from kubernetes.aio import client as aio_client
-from yarl import URL
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 
 from kvasir_operator.api.labels import FIELD_MANAGER
+from kvasir_operator.kube.answers import api_error, translated
 from kvasir_operator.kube.kinds import KubeObject
 
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
-_JSON: Final = "application/json"
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+JSON: Final = "application/json"
+_LONGEST_LINE_BYTES: Final = 2**21
+"""Of a watch, an event: an object is smaller."""
 _SAME_SECONDS: Final = 2.0
 """Clocks that differ by less are one: an answer's date has whole seconds, and takes its time."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    reason: str
-    content: bytes
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status < 300
-
-
 class Session:
-    """Opened by the first request, in whose event loop it lives. `api` says where to and with which credentials."""
+    """Opened by the first request, in whose event loop it lives."""
 
-    def __init__(self, api: aio_client.ApiClient, before_write: Callable[[], None]) -> None:
+    def __init__(self, configuration: Configuration, before_write: Callable[[], None]) -> None:
         """`before_write` may raise: then no write is sent."""
-        self._configuration = api.configuration
-        self._ssl_context = api.rest_client.ssl_context
+        self._configuration = configuration
+        self._ssl_context = RESTClientObject(configuration).ssl_context
         self._before_write = before_write
         self._opened: aiohttp.ClientSession | None = None
         self._ahead_seconds = 0.0
 
-    async def send(self, method: str, path: str, body: KubeObject | None, content_type: str = _JSON) -> Answer:
-        """`path` with its query, escaped. Raises what aiohttp raises."""
+    async def send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] = _NOTHING,
+        body: KubeObject | None = None,
+        content_type: str = JSON,
+    ) -> KubeObject:
+        """The answer's JSON. Raises KubeApiError."""
+        async with self.open(method, path, query, body, content_type) as response:
+            found: KubeObject = msgspec.json.decode(await response.read())
+            return found
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] = _NOTHING,
+        body: KubeObject | None = None,
+        content_type: str = JSON,
+        client_timeout: aiohttp.ClientTimeout = _TIMEOUT,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that is still to be read. Raises KubeApiError for one that is none of success, and within."""
         configuration = self._configuration
-        headers = {"Accept": _JSON, "Content-Type": content_type, "User-Agent": FIELD_MANAGER}
-        token = await configuration.get_api_key_with_prefix("BearerToken")  # read again once it was renewed on disk
-        if token:
-            headers["Authorization"] = token
-        async with self._session().request(
-            method,
-            URL(f"{configuration.host}{path}", encoded=True),
-            data=None if body is None else msgspec.json.encode(body),
-            headers=headers,
-            timeout=_TIMEOUT,
-            proxy=configuration.proxy,
-            proxy_headers=configuration.proxy_headers,
-            server_hostname=configuration.tls_server_name or None,
-        ) as response:
-            self._note_date(response.headers.get("Date"))
-            return Answer(response.status, response.reason or "", await response.read())
+        headers = {"Accept": JSON, "Content-Type": content_type, "User-Agent": FIELD_MANAGER}
+        with translated():
+            # Read again once it was renewed on disk.
+            if token := await configuration.get_api_key_with_prefix("BearerToken"):
+                headers["Authorization"] = token
+            async with self._session().request(
+                method,
+                f"{configuration.host}{path}",
+                params=query,
+                data=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+                timeout=client_timeout,
+                proxy=configuration.proxy,
+                proxy_headers=configuration.proxy_headers,
+                server_hostname=configuration.tls_server_name or None,
+                read_bufsize=_LONGEST_LINE_BYTES,
+            ) as response:
+                self._note_date(response.headers.get("Date"))
+                if not 200 <= response.status < 300:
+                    text = (await response.read()).decode(errors="replace")
+                    raise api_error(response.status, response.reason or "", text)
+                yield response
 
     def now(self) -> datetime:
         """By the API server's clock, to a second or two: times of objects are its own, and this machine's clock may
@@ -87,7 +107,8 @@ class Session:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
-            connector = aiohttp.TCPConnector(limit=self._configuration.connection_pool_maxsize, ssl=self._ssl_context)
+            # Without a limit, which the watches of many namespaces would come to: workers bound what else there is.
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._ssl_context)
             guard = write_guard(self._before_write)
             self._opened = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[guard]

@@ -20,7 +20,7 @@ from kvasir_operator.resources.kv_events import (
 )
 from kvasir_operator.resources.kv_transfer import KV_TRANSFER_FLAG, KV_TRANSFER_PORT_NAME
 from kvasir_operator.resources.parallel_ranks import MASTER_ADDRESS_FLAG, MASTER_PORT_FLAG
-from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG, REBALANCING_FLAG, SHUTDOWN_DELAY_FLAG
+from kvasir_operator.resources.router_command import KV_TRANSFER_PORT_FLAG, SHUTDOWN_DELAY_FLAG
 from kvasir_operator.resources.services import PEERS_FLAG
 
 _ENDPOINT_FLAGS: Final = {
@@ -88,10 +88,6 @@ def local_arguments(
         elif argument == KV_EVENTS_PORTS_FLAG:
             next(arguments)
             yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
-        elif argument == REBALANCING_FLAG:
-            value = next(arguments)
-            goes_nowhere = KV_TRANSFER_PORT_FLAG in cluster_arguments and not engines.kv_transfer_port
-            yield from (argument, value) if engines.kv_events_ports and not goes_nowhere else ()
         elif argument in (PEERS_FLAG, SHUTDOWN_DELAY_FLAG):  # a name in a cluster's DNS; nothing stands in front here
             next(arguments)
         elif argument == KV_TRANSFER_PORT_FLAG:

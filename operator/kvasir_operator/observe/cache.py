@@ -1,4 +1,4 @@
-"""All services' children and pods as informers saw them, so that a pass need not ask the API server for them.
+"""Services, their children and pods as informers saw them, so that a pass need not ask the API server for them.
 
 What a pass writes is put in at once, so the next one sees it. An object gives way only to a newer state of itself:
 resource versions of one kind are compared as numbers, as Kubernetes promises they can be. States are kept as JSON text,
@@ -6,7 +6,7 @@ which takes a quarter of the memory of dicts, and without what no pass asks of t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kube.kinds import POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
 
 _POD_FIELDS = ("nodeName", "readinessGates", "schedulingGates")
 _WORKLOAD_STATUS_FIELDS = ("observedGeneration", "replicas", "updatedReplicas")
@@ -35,6 +35,8 @@ class _Entry:
     key: ServiceKey
     text: bytes
     """Without the version."""
+    acted_on: Hashable
+    """A state in which this is the same is no news."""
 
     def decoded(self) -> KubeObject:
         obj: KubeObject = msgspec.json.decode(self.text)
@@ -76,18 +78,28 @@ class InformerCache:
             return None
         return [cache.entries[name].decoded() for name in sorted(cache.of_service.get(key, ()))]
 
+    def read_all(self, kind: Kind, namespace: str | None) -> list[KubeObject] | None:
+        """Of all namespaces where that is None; None before the kind's first list is complete."""
+        if self._is_namespaced and namespace is None:
+            return None
+        cache = self._of(kind, namespace)
+        if cache.position is None:
+            return None
+        return [each.decoded() for name, each in cache.entries.items() if namespace in (None, name.namespace)]
+
     def put(self, kind: Kind, obj: KubeObject) -> set[ServiceKey]:
         """A state that a watch or a list showed."""
-        name, version, key = _name(obj), _version(obj), service_key(obj)
+        name, version, key = _name(obj), _version(obj), _service_key(kind, obj)
         cache = self._of(kind, name.namespace)
         before = cache.entries.get(name)
         if key is None or (before is not None and before.version >= version):
             return set()
-        entry = _Entry(version, key, msgspec.json.encode(_trimmed(kind, obj)))
+        text = msgspec.json.encode(_trimmed(kind, obj))
+        entry = _Entry(version, key, text, _spec_of(obj) if kind == INFERENCE_SERVICE else text)
         news = {key} if before is None else {key, cache.drop(name)}
         cache.entries[name] = entry
         cache.of_service[key].add(name)
-        return set() if before is not None and (before.key, before.text) == (key, entry.text) else news
+        return set() if before is not None and (before.key, before.acted_on) == (key, entry.acted_on) else news
 
     def put_own(self, kind: Kind, obj: KubeObject) -> None:
         """The answer to a write, unless the watch has shown it already, and perhaps its deletion since."""
@@ -149,10 +161,17 @@ class InformerCache:
         return self._listed[kind][namespace if self._is_namespaced else None]
 
 
-def service_key(obj: KubeObject) -> ServiceKey | None:
+def _service_key(kind: Kind, obj: KubeObject) -> ServiceKey | None:
     """The service that a child or pod belongs to, by its label."""
-    name = obj["metadata"].get("labels", {}).get(SERVICE_LABEL)
-    return None if name is None else ServiceKey(obj["metadata"]["namespace"], name)
+    metadata = obj["metadata"]
+    name = metadata["name"] if kind == INFERENCE_SERVICE else metadata.get("labels", {}).get(SERVICE_LABEL)
+    return None if name is None else ServiceKey(metadata["namespace"], name)
+
+
+def _spec_of(service: KubeObject) -> Hashable:
+    """Its status is mostly the operator's own doing."""
+    metadata = service["metadata"]
+    return metadata["uid"], metadata["generation"], "deletionTimestamp" in metadata
 
 
 def _name(obj: KubeObject) -> Name:
@@ -171,6 +190,8 @@ def _trimmed(kind: Kind, obj: KubeObject) -> KubeObject:
     if "annotations" in metadata:
         metadata["annotations"] = _without(metadata["annotations"], _CONTROLLERS_ANNOTATIONS)
     stripped = {**obj, "metadata": metadata}
+    if kind == INFERENCE_SERVICE:
+        return stripped
     if kind == POD:
         return {**stripped, "spec": _only(obj.get("spec", {}), _POD_FIELDS)}
     if kind not in WORKLOAD_KINDS:

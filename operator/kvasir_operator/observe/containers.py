@@ -4,6 +4,8 @@ Our containers leave the end of their log as termination message (FallbackToLogs
 reported from its first end on.
 """
 
+import json
+
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import OWN_CONTAINERS
 from kvasir_operator.kube.kinds import KubeObject
@@ -82,7 +84,17 @@ def last_end(container: KubeObject) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The last line that speaks of an error, else the last line."""
+    """The last line that speaks of an error, else the last line; of an object of JSON its message alone."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
-    return next(reversed(errors or lines), "")[:_MAX_WORDS]
+    return _message(next(reversed(errors or lines), ""))[:_MAX_WORDS]
+
+
+def _message(line: str) -> str:
+    """The end of a traceback says what was wrong."""
+    try:
+        fields = json.loads(line)
+        ends = [fields["message"], *fields.get("exception", "").splitlines()[-1:]]
+    except (ValueError, TypeError, KeyError, AttributeError):  # a line of text, or JSON that is none of ours
+        return line
+    return ": ".join(map(str, ends))

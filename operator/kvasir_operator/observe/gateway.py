@@ -1,13 +1,12 @@
 """What a pass must know of the installation's gateway: whether it takes requests, and which names are a service's own.
 
-Names come from the watch of services, after one list of them; the gateway's Deployment, one object, is looked at every
-few seconds. What changes of either wakes the services that it concerns.
+Names come from one list of all services, and from then on from each one's passes; the gateway's Deployment, one object,
+is looked at every few seconds. What changes of either wakes the services that it concerns.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from kvasir_operator.api.defaults import GatewayDefaults
 from kvasir_operator.errors import KubeApiError
@@ -44,21 +43,16 @@ class GatewayObserver:
 
         Raises KubeApiError where nothing is known yet and cannot be asked for.
         """
-        if self._gateway is None or not claimed_names(service):
+        if self._gateway is None:
             return None
         await self._list_once()
-        self.watch_service("MODIFIED", service)
+        self._wake_all(self._names.put(service))
+        if not claimed_names(service):
+            return None
         if self._is_ready is None:
             self._is_ready = await self._look(self._gateway)
         key = service_key(service)
         return GatewayState(self._is_ready, self._names.names(key), self._names.taken(key))
-
-    def watch_service(self, event_type: str | None, service: Mapping[str, Any]) -> None:
-        """Takes an event of the services' watch; `event_type` is None for an object of its first list."""
-        if event_type == "DELETED":
-            self.forget(service_key(service))
-        else:
-            self._wake_all(self._names.put(service))
 
     def forget(self, key: ServiceKey) -> None:
         """The service is gone."""
@@ -86,14 +80,13 @@ class GatewayObserver:
         return bool(deployment.get("status", {}).get("readyReplicas", 0))
 
     async def _list_once(self) -> None:
-        """A watch that has just begun does not know all services yet, and the oldest has the name."""
+        """The oldest service has the name, whichever has its pass first."""
         async with self._listing:
             if self._has_listed:
                 return
             for namespace in self._namespaces:
-                async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
-                    for service in page.get("items") or []:
-                        self.watch_service(None, service)
+                for service in await self._client.list(INFERENCE_SERVICE, namespace):
+                    self._wake_all(self._names.put(service))
             self._has_listed = True
 
     def _wake_all(self, keys: set[ServiceKey]) -> None:

@@ -1,7 +1,7 @@
 """Keeps a kind's part of the cache up to date, and wakes services when there is news: a paged list, then a watch.
 
-By label, and not through kopf: a cluster's other objects are never decoded here, and what went away while no watch was
-open is noticed.
+Not through kopf, which never says what went away while no watch was open (docs/decisions/0012). Children and pods are
+asked for by label: a cluster's other objects are never decoded here.
 """
 
 import asyncio
@@ -14,7 +14,15 @@ from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError, WatchExpiredError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import OPTIONAL_KINDS, POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    OPTIONAL_KINDS,
+    POD,
+    WORKLOAD_KINDS,
+    Kind,
+    KubeObject,
+    ServiceKey,
+)
 from kvasir_operator.observe.cache import InformerCache, Name
 
 logger = logging.getLogger(__name__)
@@ -48,6 +56,7 @@ class Informer:
         """Informers that share `list_turn` list one after the other, so that few pages are in memory at once."""
         self._client = client
         self._kind = kind
+        self._labels = {} if kind == INFERENCE_SERVICE else ANY_SERVICE
         self._namespace = namespace
         self._cache = cache
         self._wake = wake
@@ -73,7 +82,7 @@ class Informer:
         listed: set[Name] = set()
         version = ""
         async with self._list_turn:
-            async for page in self._client.list_pages(self._kind, self._namespace, ANY_SERVICE):
+            async for page in self._client.list_pages(self._kind, self._namespace, self._labels):
                 version = page["metadata"]["resourceVersion"]
                 self._report(self._cache.begin_list(self._kind, self._namespace, int(version)))
                 for item in page.get("items") or []:
@@ -85,7 +94,7 @@ class Informer:
 
     async def _watch(self, version: str) -> str:
         """Returns the version to go on from when the server ends the watch."""
-        async for event in self._client.watch(self._kind, self._namespace, ANY_SERVICE, version, WATCH_SECONDS):
+        async for event in self._client.watch(self._kind, self._namespace, self._labels, version, WATCH_SECONDS):
             obj = event["object"]
             version = obj["metadata"]["resourceVersion"]
             if event["type"] == "DELETED":
@@ -122,7 +131,8 @@ class _Running:
 class Informers:
     """All of a running operator: one a kind and namespace, of optional kinds while their CRD is there.
 
-    `namespaces` None is the whole cluster. `wake` is called for every service that there is news of.
+    `namespaces` None is the whole cluster. `wake` is called for every service that there is news of among its children
+    and pods; `wake_changed` for every one that is there at the start, is made, changes its spec, or goes.
     """
 
     def __init__(
@@ -131,12 +141,14 @@ class Informers:
         namespaces: Sequence[str] | None,
         cache: InformerCache,
         wake: Wake,
+        wake_changed: Callable[[ServiceKey], None],
         features: Callable[[], ClusterFeatures],
     ) -> None:
         self._client = client
         self._namespaces: Sequence[str | None] = (None,) if namespaces is None else namespaces
         self._cache = cache
         self._wake = wake
+        self._wake_changed = wake_changed
         self._features = features
         self._list_turn = asyncio.Lock()
         self._running: dict[Kind, list[_Running]] = {}
@@ -161,7 +173,7 @@ class Informers:
                 await self._changed.wait()
 
     def _start_and_stop(self, group: asyncio.TaskGroup) -> None:
-        wanted = (*self._features().listed_child_kinds, POD)
+        wanted = (INFERENCE_SERVICE, *self._features().listed_child_kinds, POD)  # services are listed first
         for kind in [kind for kind in self._running if kind not in wanted]:
             for each in self._running.pop(kind):
                 each.task.cancel()
@@ -171,5 +183,6 @@ class Informers:
                 self._running[kind] = [self._start(group, kind, namespace) for namespace in self._namespaces]
 
     def _start(self, group: asyncio.TaskGroup, kind: Kind, namespace: str | None) -> _Running:
-        informer = Informer(self._client, kind, namespace, self._cache, self._wake, self._list_turn)
+        wake = self._wake if kind != INFERENCE_SERVICE else lambda key, _: self._wake_changed(key)
+        informer = Informer(self._client, kind, namespace, self._cache, wake, self._list_turn)
         return _Running(informer, group.create_task(informer.run(), name=f"informer of {kind.plural}"))

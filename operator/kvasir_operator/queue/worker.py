@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from kvasir_operator.errors import KubeApiError, KvasirOperatorError
+from kvasir_operator.errors import KvasirOperatorError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey, service_key
 from kvasir_operator.metrics import OperatorMetrics
@@ -31,25 +31,22 @@ async def work(
         started = time.monotonic()
         failure: Exception | None = None
         try:
-            if await _pass(queue, reconciler, key, pass_timeout_seconds):
-                metrics.services.forget(key)
+            await _pass(queue, reconciler, key, pass_timeout_seconds)
         except Exception as error:
             failure = error
             _log_failure(key, error, queue.failed(key))
         metrics.count_pass(time.monotonic() - started, failure)
 
 
-async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> bool:
-    """Whether the service is gone."""
+async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeout_seconds: float) -> None:
     async with asyncio.timeout(timeout_seconds):
         outcome = await reconciler.reconcile(key)
     if outcome.is_gone:
         queue.forget(key)
-        return True
+        return
     queue.done(key)
     if outcome.retry_seconds is not None:
         (queue.settle if outcome.may_settle else queue.add)(key, outcome.retry_seconds)
-    return False
 
 
 def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> None:
@@ -58,38 +55,10 @@ def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> Non
     logger.warning("%s: pass failed, again in %g s: %r", key, delay_seconds, error, exc_info=trace)
 
 
-class Resync:
-    """Queues every service once an interval, for events that were lost, and when asked to. `namespaces` None is all."""
-
-    def __init__(self, client: KubeClient, namespaces: Sequence[str] | None, queue: WorkQueue) -> None:
-        self._client = client
-        self._namespaces: Sequence[str | None] = namespaces or (None,)
-        self._queue = queue
-        self._hastened = asyncio.Event()
-
-    def hasten(self) -> None:
-        """The next one begins now."""
-        self._hastened.set()
-
-    async def run(self, interval_seconds: float) -> None:
-        """Runs until cancelled."""
-        while True:
-            await self._wait(interval_seconds)
-            try:
-                await self._queue_all(interval_seconds * _SPREAD)
-            except KubeApiError as error:
-                logger.warning("resync: %s; again in %g s", error, interval_seconds)
-
-    async def _wait(self, interval_seconds: float) -> None:
-        try:
-            async with asyncio.timeout(interval_seconds):
-                await self._hastened.wait()
-        except TimeoutError:
-            return
-        self._hastened.clear()
-
-    async def _queue_all(self, spread_seconds: float) -> None:
-        for namespace in self._namespaces:
-            async for page in self._client.list_pages(INFERENCE_SERVICE, namespace):
-                for item in page.get("items") or []:
-                    self._queue.add(service_key(item), random.uniform(0.0, spread_seconds))
+async def resync(
+    client: KubeClient, namespaces: Sequence[str] | None, queue: WorkQueue, interval_seconds: float
+) -> None:
+    """Queues every service, for events that were lost, over a part of the interval. `namespaces` None is all."""
+    for namespace in namespaces or (None,):
+        for service in await client.list(INFERENCE_SERVICE, namespace):
+            queue.add(service_key(service), random.uniform(0.0, interval_seconds * _SPREAD))

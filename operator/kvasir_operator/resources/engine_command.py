@@ -3,6 +3,7 @@
 import json
 from typing import Final
 
+from kvasir_logging import LogFormat
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import EngineSpec, InferenceService, SpeculativeSpec
 from kvasir_operator.desired.roles import EngineRole
@@ -17,7 +18,11 @@ ANY_ADDRESS: Final = "::"
 
 
 def engine_command(
-    service: InferenceService, role: EngineRole, model_location: str, draft_location: str | None = None
+    service: InferenceService,
+    role: EngineRole,
+    model_location: str,
+    draft_location: str | None = None,
+    log_format: LogFormat = "text",
 ) -> list[str]:
     """Flags are named as vLLM users type them; the manifest's own `engine.args` come last.
 
@@ -38,8 +43,14 @@ def engine_command(
         *engine_kv_events_flags(),
         *kv_transfer_flags(role),
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
+        *log_flags(log_format),
         *role.engine.args,
     ]
+
+
+def log_flags(log_format: LogFormat) -> list[str]:
+    """None where it is the programs' own default, so that pods are made anew only where their log changes."""
+    return [] if log_format == "text" else ["--log-format", log_format]
 
 
 def _engine_flags(engine: EngineSpec) -> list[str]:

@@ -72,7 +72,9 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
                 "name": "engine",
                 "image": role.pod.image or settings.runtime_image,
                 "imagePullPolicy": settings.image_pull_policy,
-                "command": engine_command(service, role, model.location, None if draft is None else draft.location),
+                "command": engine_command(
+                    service, role, model.location, None if draft is None else draft.location, settings.log_format
+                ),
                 "env": container_env(service, role, settings, [*rank_env(role), *kv_transfer_env(role)]),
                 "ports": [
                     {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},

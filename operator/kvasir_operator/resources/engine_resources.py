@@ -4,6 +4,7 @@ from typing import Any, Final, Literal
 
 from kvasir_operator.api.fields import as_manifest
 from kvasir_operator.api.model import DEFAULT_ACCELERATOR, NO_ACCELERATOR
+from kvasir_operator.api.quantity import Quantity, at_most
 from kvasir_operator.desired.roles import EngineRole
 
 # Without requests a pod is BestEffort, the first that its node evicts. The smallest nodes with one accelerator that
@@ -20,7 +21,8 @@ def engine_resources(role: EngineRole) -> dict[str, Any]:
     """Requests equal limits but for cpuLimit: the engine sizes its threads and its KV cache by what it may use."""
     given = {"cpu": role.resources.cpu, "memory": role.resources.memory, **role.resources.extra}
     given.pop(accelerator(role) or "", None)  # its number follows from the ranks
-    amounts = _defaults(role) | {name: value.text for name, value in given.items() if value is not None}
+    said = {name: value for name, value in given.items() if value is not None}
+    amounts = {name: value.text for name, value in (_defaults(role) | said).items()}
     most_cpu = role.resources.cpu_limit
     limits = amounts if most_cpu is None else amounts | {"cpu": most_cpu.text}
     result: dict[str, Any] = {name: each for name, each in (("requests", amounts), ("limits", limits)) if each}
@@ -53,13 +55,14 @@ def shared_memory(role: EngineRole) -> tuple[list[dict[str, Any]], list[dict[str
     return [volume], [{"name": "shared-memory", "mountPath": "/dev/shm"}]
 
 
-def _defaults(role: EngineRole) -> dict[str, str]:
+def _defaults(role: EngineRole) -> dict[str, Quantity]:
     name = accelerator(role)
     if name is None:
         return {}
     count = role.ranks_per_pod
-    cpu, memory = str(_CPUS_PER_ACCELERATOR * count), f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi"
-    return {"cpu": cpu, "memory": memory, name: str(count)}
+    cpu = at_most(Quantity(f"{_CPUS_PER_ACCELERATOR * count}"), role.resources.cpu_limit)
+    memory = Quantity(f"{_MEMORY_GIB_PER_ACCELERATOR * count}Gi")
+    return {"cpu": cpu, "memory": memory, name: Quantity(f"{count}")}
 
 
 def _shared_memory_size(role: EngineRole) -> str | None:

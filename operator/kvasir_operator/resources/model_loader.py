@@ -12,7 +12,7 @@ from kvasir_operator.api.model import InferenceService, ModelSpec
 from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources import sandbox
-from kvasir_operator.resources.engine_command import ANY_ADDRESS
+from kvasir_operator.resources.engine_command import ANY_ADDRESS, log_flags
 from kvasir_operator.resources.engine_resources import loader_resources
 from kvasir_operator.resources.model_volume import ModelVolume
 from kvasir_operator.resources.pod_overrides import file_volumes, merged_env
@@ -48,7 +48,7 @@ def _loader(
         "name": name,
         "image": role.pod.image or settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": _command(source, volume.location, spec),
+        "command": [*_command(source, volume.location, spec), *log_flags(settings.log_format)],
         # The pod's own besides: proxies, and certificates, whose files are mounted too.
         "env": merged_env(role.pod, sandbox.HOME_ENV, _QUIET_ENV),
         **({} if spec.secret_ref is None else {"envFrom": [{"secretRef": {"name": spec.secret_ref.name}}]}),

@@ -2,20 +2,20 @@
 
 from typing import Final
 
+from kvasir_logging import LogFormat
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import DisaggregationSpec, InferenceService, RouterProbes, RouterSpec, TenantLimits
-from kvasir_operator.resources.engine_command import ANY_ADDRESS
+from kvasir_operator.resources.engine_command import ANY_ADDRESS, log_flags
 from kvasir_operator.resources.kv_events import router_kv_events_flags
 from kvasir_operator.resources.services import router_peers_flags
 
 # A mounted Secret: one file a tenant, with its keys one a line.
 API_KEYS_FOLDER: Final = "/etc/kvasir/api-keys"
 KV_TRANSFER_PORT_FLAG: Final = "--kv-transfer-port"
-REBALANCING_FLAG: Final = "--rebalancing"
 SHUTDOWN_DELAY_FLAG: Final = "--shutdown-delay"
 
 
-def router_command(service: InferenceService) -> list[str]:
+def router_command(service: InferenceService, log_format: LogFormat = "text") -> list[str]:
     """Engines are found by the EndpointSlices of all of the service's roles and revisions."""
     router = service.spec.router
     name, *aliases = service.model_names
@@ -32,7 +32,6 @@ def router_command(service: InferenceService) -> list[str]:
         *router_kv_events_flags(),
         *router_peers_flags(service),
         *_disaggregation(service.spec.disaggregation),
-        *((REBALANCING_FLAG, "on") if service.spec.engine.kv_transfer else ()),
         *("--max-queue-size", str(router.max_queue_size)),
         *("--max-queue-wait", f"{router.max_queue_wait.seconds:g}"),
         *("--sse-keepalive-interval", f"{router.sse_keepalive_interval.seconds:g}"),
@@ -40,6 +39,7 @@ def router_command(service: InferenceService) -> list[str]:
         *("--shutdown-timeout", f"{service.spec.rollout.drain_timeout.seconds:g}"),
         *(("--api-keys-file", API_KEYS_FOLDER) if router.api_keys_secret_ref else ()),
         *_limits(router),
+        *log_flags(log_format),
     ]
 
 

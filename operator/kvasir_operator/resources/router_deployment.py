@@ -56,7 +56,7 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "name": "router",
                 "image": role.pod.image or settings.router_image,
                 "imagePullPolicy": settings.image_pull_policy,
-                "command": router_command(service),
+                "command": router_command(service, settings.log_format),
                 "env": container_env(service, role, settings),
                 "ports": [
                     {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},

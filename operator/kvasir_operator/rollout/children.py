@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from kvasir_operator.api.labels import ENGINE_ROLES, REVISION_LABEL, ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.apply.plan import RemoveWeight, Scale
+from kvasir_operator.apply.plan import Edit
 from kvasir_operator.desired.objects import Manifest, children_of_former
 from kvasir_operator.groups.group import chosen_indexes
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.kube.kinds import SERVICE, KubeObject, ObjectKey, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
@@ -28,7 +28,7 @@ GoingGroups = Mapping[WorkloadKey, frozenset[str]]
 
 def scales(
     plan: RolloutPlan, workloads: Iterable[ObservedWorkload], going_groups: GoingGroups = MappingProxyType({})
-) -> tuple[Scale, ...]:
+) -> tuple[Edit, ...]:
     """Of former workloads, those that shrink first: what they free may be needed."""
     former = [each for each in workloads if each.workload.key.revision != plan.revision]
     changes = [
@@ -40,20 +40,20 @@ def scales(
     return tuple(scale for _, scale in sorted(changes, key=lambda change: change[0]))
 
 
-def _scales(observed: ObservedWorkload, wanted: int, going: Collection[str]) -> Iterator[Scale]:
+def _scales(observed: ObservedWorkload, wanted: int, going: Collection[str]) -> Iterator[Edit]:
     if observed.deployment is not None:
-        yield Scale.of(observed.deployment, wanted)
+        yield Edit.scale(observed.deployment, wanted)
         return
     groups = observed.groups
     running = chosen_indexes(groups, min(wanted, len(groups)), going, taken=())
     for group in groups:
         if group.is_running != (group.index in running):
-            yield Scale.of(group.obj, group.running_replicas if group.index in running else 0)
+            yield Edit.scale(group.obj, group.running_replicas if group.index in running else 0)
 
 
 def weight_removals(
     plan: RolloutPlan, workloads: Iterable[ObservedWorkload], children: Iterable[KubeObject]
-) -> tuple[RemoveWeight, ...]:
+) -> tuple[Edit, ...]:
     """Services of canaries that were given up: the last of their pods could not carry what the weight says."""
     weighed = {
         each.service_name
@@ -61,13 +61,13 @@ def weight_removals(
         if each.workload.key.revision != plan.revision and each.workload.traffic_weight and not each.workload.is_idle
     }
     services = (child for child in children if object_key(child).kind == SERVICE)
-    return tuple(RemoveWeight.of(service) for service in services if service["metadata"]["name"] in weighed)
+    return tuple(Edit.without_weight(service) for service in services if service["metadata"]["name"] in weighed)
 
 
 def needed_children(
     plan: RolloutPlan, workloads: Iterable[ObservedWorkload], service: InferenceService
 ) -> dict[ObjectKey, Manifest]:
-    """What pods of former revisions need, as it would be made now; none of pods that an earlier operator made."""
+    """What pods of former revisions need, as it would be made now."""
     former = (each for each in workloads if each.workload.key.revision != plan.revision)
     return _needed_by(service, (each for each in former if not _is_left_by_all(plan, each.workload)))
 
@@ -78,19 +78,12 @@ def needed_without_a_spec(service: KubeObject, workloads: Iterable[ObservedWorkl
 
 
 def _needed_by(service: InferenceService, workloads: Iterable[ObservedWorkload]) -> dict[ObjectKey, Manifest]:
-    found: dict[ObjectKey, Manifest] = {}
-    for each in workloads:
-        if each.workload.num_held:
-            children = {object_key(child): child for child in children_of_former(service, each.objects[0])}
-            found |= children if ObjectKey(SERVICE, each.service_name) in children else {}
-    return found
+    held = (each for each in workloads if each.workload.num_held)
+    return {object_key(child): child for each in held for child in children_of_former(service, each.objects[0])}
 
 
-def kept_children(
-    plan: RolloutPlan, workloads: Collection[ObservedWorkload], children: Iterable[KubeObject]
-) -> frozenset[ObjectKey]:
+def kept_children(plan: RolloutPlan, workloads: Collection[ObservedWorkload]) -> frozenset[ObjectKey]:
     """Children of former revisions that nobody renders and nobody may delete yet."""
-    children = list(children)
     staying = {
         key
         for each in workloads
@@ -98,31 +91,12 @@ def kept_children(
         for key in each.keys
     }
     busy = {name for each in workloads if not _is_left_by_all(plan, each.workload) for name in each.service_names}
-    services = {child["metadata"]["name"] for child in children if _is_unrevised_service(child)}
-    busy |= services if services and not _have_routers_rolled(children) else set()
     return frozenset(staying | {ObjectKey(SERVICE, name) for name in busy})
 
 
 def _is_left_by_all(plan: RolloutPlan, workload: Workload) -> bool:
     """No router finds a pod of it, now or later: at zero, a pod that has no node is gone without having had one."""
     return workload.is_idle or (plan.replicas.get(workload.key) == 0 and workload.has_only_unbound_pods)
-
-
-def _is_unrevised_service(child: KubeObject) -> bool:
-    """Of an earlier operator, whose routers know it by its name and no other."""
-    metadata_labels = child["metadata"].get("labels", {})
-    is_engines = object_key(child).kind == SERVICE and metadata_labels.get(ROLE_LABEL) in ENGINE_ROLES
-    return is_engines and REVISION_LABEL not in metadata_labels
-
-
-def _have_routers_rolled(children: Iterable[KubeObject]) -> bool:
-    """Whether no router of an earlier template is left."""
-    for child in children:
-        if object_key(child).kind == DEPLOYMENT and child["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
-            status = child.get("status", {})
-            is_seen = status.get("observedGeneration", 0) >= child["metadata"].get("generation", 0)
-            return bool(is_seen and status.get("replicas", 0) == status.get("updatedReplicas", 0))
-    return True
 
 
 def kept_router(plan: RolloutPlan, children: Iterable[KubeObject], *, is_replaced: bool) -> frozenset[ObjectKey]:

@@ -1,11 +1,10 @@
 """Workloads as the cluster's objects show them.
 
-A Deployment of an engine role is a workload whatever its name, also one of an earlier operator, whose selector takes in
-every revision: a pod belongs to its revision's own objects, and only without any to that. A role's groups of one
-revision, StatefulSets or LeaderWorkerSets, are a workload together.
+A Deployment of an engine role is a workload whatever its name. A role's groups of one revision, StatefulSets or
+LeaderWorkerSets, are a workload together.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -90,11 +89,9 @@ def observe_workloads(observed: Observed, owner_uid: str, now: str) -> list[Obse
     """Of the service with this UID; `now` is RFC 3339."""
     own = [child for child in observed.children if controller_uid(child) in (None, owner_uid)]
     services = {child["metadata"]["name"]: child for child in own if object_key(child).kind == SERVICE}
-    workloads = _by_workload(own)
-    keys = {_key(objects[0]) for objects in workloads}
     return [
-        _observed_workload(objects, observed, keys, services.get(_service_name(objects[0])), now)
-        for objects in workloads
+        _observed_workload(objects, observed, services.get(_service_name(objects[0])), now)
+        for objects in _by_workload(own)
     ]
 
 
@@ -121,11 +118,12 @@ def _group_of_template(workload: KubeObject) -> str | None:
 def _observed_workload(
     objects: tuple[KubeObject, ...],
     observed: Observed,
-    keys: Collection[WorkloadKey | None],
     service: KubeObject | None,
     now: str,
 ) -> ObservedWorkload:
-    pods = tuple(pod for pod in observed.pods if _belongs(pod, objects[0], keys))
+    key = _key(objects[0])
+    assert key is not None
+    pods = tuple(pod for pod in observed.pods if _belongs(pod, key))
     replicas = replicas_of(pods)
     active = [each for each in replicas if each.is_active]
     waits = {
@@ -134,8 +132,6 @@ def _observed_workload(
         for pod in replica.active_pods
         if (wait := _why_waits(pod, observed)) is not None
     }
-    key = _key(objects[0])
-    assert key is not None
     num_wanted = num_replicas(objects)
     workload = Workload(
         key,
@@ -201,7 +197,7 @@ def _num_replicas(obj: KubeObject) -> int:
 
 
 def revision_number(workload: KubeObject) -> int:
-    """Its order of use; 0 where an operator made it that had one for all revisions."""
+    """Its order of use; 0 where somebody took that away."""
     text = workload["metadata"].get("annotations", {}).get(REVISION_NUMBER, "")
     return int(text) if text.isdecimal() else 0
 
@@ -221,22 +217,18 @@ def _service_name(workload: KubeObject) -> str:
     return workload_name(own_labels[SERVICE_LABEL], own_labels[ROLE_LABEL], own_labels[REVISION_LABEL])
 
 
-def _belongs(pod: KubeObject, workload: KubeObject, keys: Collection[WorkloadKey | None]) -> bool:
+def _belongs(pod: KubeObject, key: WorkloadKey) -> bool:
     pod_labels: dict[str, str] = pod["metadata"].get("labels", {})
-    key = WorkloadKey(pod_labels.get(ROLE_LABEL, ""), pod_labels.get(REVISION_LABEL, ""))
-    if key in keys:
-        return key == _key(workload)
-    selector = workload["spec"].get("selector")  # a LeaderWorkerSet has none
-    return selector is not None and bool(selector["matchLabels"].items() <= pod_labels.items())
+    return (pod_labels.get(ROLE_LABEL), pod_labels.get(REVISION_LABEL)) == key
 
 
 def _weight(service: KubeObject) -> int | None:
-    """By its annotation; by its label alone where an operator made it that wrote no such annotation."""
+    """By its annotation, or by its label where somebody took that away."""
     annotations, own_labels = (service["metadata"].get(each, {}) for each in ("annotations", "labels"))
     for text in (each.get(TRAFFIC_WEIGHT, "") for each in (annotations, own_labels)):
         if text.isdecimal():
             return int(text)
-    return None if APPLIED_HASH in annotations else 0  # see plan.RemoveWeight
+    return None if APPLIED_HASH in annotations else 0  # see plan.Edit.without_weight
 
 
 def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:

@@ -5,7 +5,7 @@ In which order revisions were used a number on each Deployment says, so that it 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvasir_operator.api.model import RolloutSpec
 from kvasir_operator.rollout.goal import (
@@ -26,14 +26,12 @@ class RolloutState:
     """Where a rollout is, for the status.
 
     traffic_weight: per cent of the requests for `revision` while it is a canary. trouble: why it is halted.
-    num_former: pods of former revisions by role, of roles that have some.
     """
 
     phase: RolloutPhase
     revision: RevisionName
     traffic_weight: int | None = None
     trouble: str | None = None
-    num_former: Mapping[RoleName, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def plan_rollout(
         {key: number for key, number in replicas.items() if key not in gone},
         goal.traffic_weight,
         gone,
-        RolloutState(goal.phase, revision, goal.traffic_weight, goal.trouble, _num_former(fleet)),
+        RolloutState(goal.phase, revision, goal.traffic_weight, goal.trouble),
     )
 
 
@@ -98,13 +96,6 @@ def _does_all(num_available: int, limits: RoleLimits) -> bool:
     return num_available >= min(limits.desired, max(1, limits.min_available))
 
 
-def _num_former(fleet: Fleet) -> dict[RoleName, int]:
-    counts: dict[RoleName, int] = {}
-    for each in fleet.former:
-        counts[each.key.role] = counts.get(each.key.role, 0) + each.num_pods
-    return {role: number for role, number in counts.items() if number}
-
-
 def current_number(fleet: Fleet) -> int:
     """The current revision's: above all former ones', and unchanged while that holds."""
     own = max((each.number for each in fleet.current.values()), default=0)
@@ -113,13 +104,10 @@ def current_number(fleet: Fleet) -> int:
 
 
 def expired(fleet: Fleet, history_limit: int) -> frozenset[WorkloadKey]:
-    """Former workloads to delete: of revisions that have no pods left, all but those used last.
-
-    A Deployment of all revisions (number 0), as earlier operators made it, cannot be rolled back to.
-    """
+    """Former workloads to delete: of revisions that have no pods left, all but those used last."""
     busy = {each.key.revision for each in fleet.former if not each.is_idle}
     numbers = {each.key.revision: each.number for each in fleet.former if each.key.revision not in busy}
-    kept = sorted((name for name in numbers if numbers[name] > 0), key=lambda name: -numbers[name])[:history_limit]
+    kept = sorted(numbers, key=lambda name: -numbers[name])[:history_limit]
     return frozenset(
         each.key for each in fleet.former if each.key.revision not in busy and each.key.revision not in kept
     )

@@ -22,8 +22,7 @@ class WorkloadKey(NamedTuple):
 class Workload:
     """One workload as it was observed.
 
-    number: order of use of its revision, the current one's the highest; 0 of an earlier operator's Deployment,
-        which had pods of all revisions.
+    number: order of use of its revision, the current one's the highest.
     replicas: what its Deployment asks for.
     num_pods: pods that exist and are not going.
     num_ready: of these, those that take requests.

@@ -169,8 +169,8 @@ class Admission:
             self._timer = asyncio.get_running_loop().call_later(max(seconds, _LEAST_WAKE_SECONDS), self.wake)
 
     def _can_start_at_once(self, request: QueuedRequest) -> bool:
-        num_before = self._queue.num_begun if request.has_begun else len(self._queue)
-        return not num_before and self._has_place(request, float)
+        is_first = not (self._queue.num_begun if request.has_begun else self._wakings)
+        return is_first and self._has_place(request, float)
 
     def _has_place(self, request: QueuedRequest, response_ratio: Callable[[], float]) -> bool:
         may_start = request.has_begun or self._tenant_limits.may_start(request.tenant)

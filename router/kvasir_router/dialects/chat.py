@@ -20,6 +20,7 @@ from kvasir_router.dialects.dialect import (
     Reader,
     RoutingFields,
     is_too_much,
+    seed,
 )
 
 Conversation = tuple[msgspec.Raw, Mapping[str, msgspec.Raw]]
@@ -98,7 +99,7 @@ def conversation_prompt(
     return Prompt(
         conversation_bytes(messages, template_fields.get("tools", ABSENT)),
         is_token_ids=False,
-        seed=openai.seed(Chat.name, model, fields),
+        seed=seed(Chat.name, model, fields),
         model=model,
         cache_salt=fields.cache_salt,
         messages=messages,

@@ -47,8 +47,6 @@ class RoutingFields(msgspec.Struct, gc=False):
     best_of: Any = None
     echo: Any = False
     prompt_logprobs: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
     kv_transfer_params: msgspec.Raw = ABSENT
 
     is_large: ClassVar[bool] = False
@@ -60,17 +58,21 @@ class RoutingFields(msgspec.Struct, gc=False):
         return None
 
 
+def seed(api: str, model: str | None, fields: RoutingFields) -> bytes:
+    """Prompts share blocks only within a model, a salt and a way of being turned into tokens."""
+    return b"\0".join((api.encode(), (model or "").encode(), bytes(fields.cache_salt)))
+
+
 class Dialect(Protocol):
     """`end_of_stream` is a stream's last event; None where the API has no streams, or how they end is not known.
     `num_output_tokens` is what a request is expected to generate: KV that it will hold besides its prompt's.
-    `has_kv_transfer`: engines take `kv_transfer_params` in its bodies. `error_schema` is what OpenAPI calls its errors.
+    `has_kv_transfer`: engines take `kv_transfer_params` in its bodies.
     """
 
     name: str
     end_of_stream: bytes | None
     num_output_tokens: int
     has_kv_transfer: bool
-    error_schema: str
 
     def read(self, body: bytes) -> RoutingFields:
         """Raises msgspec.DecodeError, UnicodeError or RecursionError when the body is not a JSON object in UTF-8."""

@@ -25,8 +25,6 @@ class _Fields(RoutingFields, gc=False):
 
 
 class AnthropicErrors:
-    error_schema = "AnthropicError"
-
     def error_body(self, error: RequestError) -> bytes:
         """The JSON body {"type": "error", "error": {type, message}}."""
         kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields, is_too_much
+from kvasir_router.dialects.dialect import ABSENT, Prompt, RoutingFields, is_too_much, seed
 from kvasir_router.errors import RequestError
 
 END_OF_STREAM = b"data: [DONE]\n\n"
@@ -15,8 +15,6 @@ EXPECTED_OUTPUT_TOKENS = 256
 
 
 class OpenAIErrors:
-    error_schema = "Error"
-
     def error_body(self, error: RequestError) -> bytes:
         """The JSON body {"error": {message, type, param, code}}."""
         told = {"message": str(error), "type": error.type, "param": error.param, "code": error.code}
@@ -24,11 +22,6 @@ class OpenAIErrors:
 
     def error_event(self, error: RequestError) -> bytes:
         return b"data: " + self.error_body(error) + b"\n\n"
-
-
-def seed(api: str, model: str | None, fields: RoutingFields) -> bytes:
-    """Prompts share blocks only within a model, a salt and a way of being turned into tokens."""
-    return b"\0".join((api.encode(), (model or "").encode(), bytes(fields.cache_salt)))
 
 
 def text_prompt(raw: msgspec.Raw, api: str, model: str | None, fields: RoutingFields) -> Prompt | None:

@@ -7,7 +7,6 @@ ids of its items, so every router finds it.
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -33,7 +32,6 @@ def mark_in(text: bytes) -> str | None:
 
 
 class _Fields(RoutingFields, gc=False):
-    max_tokens: Any = msgspec.field(default=None, name="max_output_tokens")
     input: msgspec.Raw = ABSENT
     instructions: msgspec.Raw = ABSENT
     previous_response_id: msgspec.Raw = ABSENT

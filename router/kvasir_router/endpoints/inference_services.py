@@ -4,17 +4,15 @@ A name that several claim belongs to the service that was created first, then by
 so in the status of the others, by the same rule.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from kvasir_router.config import PolicyName
+from kvasir_router.config import PolicyName, parse_duration
 from kvasir_router.endpoints.objects import KubernetesObject, ObjectKey
 
 GROUP, VERSION, PLURAL = "serving.kvasir.dev", "v1alpha1", "inferenceservices"
-_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class InferenceService:
             policy=router["policy"],
             remote_prefill_min_tokens=_min_tokens(spec.get("disaggregation") or {}),
             max_queue_size=router["maxQueueSize"],
-            max_queue_wait_seconds=_seconds(router["maxQueueWait"]),
+            max_queue_wait_seconds=parse_duration(router["maxQueueWait"]),
         )
 
     @property
@@ -76,9 +74,3 @@ def claims(services: Iterable[InferenceService]) -> Mapping[str, ObjectKey]:
 def _min_tokens(disaggregation: Mapping[str, Any]) -> int | None:
     min_tokens = disaggregation.get("remotePrefillMinTokens", "auto")
     return None if min_tokens == "auto" else int(min_tokens)
-
-
-def _seconds(duration: str) -> float:
-    """Of a duration as manifests have it, such as 1m30s."""
-    parts: list[tuple[str, str]] = re.findall(r"([0-9]+)(ms|s|m|h)", duration)
-    return sum(int(number) * _DURATION_UNITS[unit] for number, unit in parts)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import ceil
-from random import Random
 
 from xxhash import xxh3_64_intdigest
 
@@ -20,39 +19,6 @@ class RoundRobin:
 
     def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
         choice = min(endpoints, key=lambda endpoint: (endpoint.load.last_dispatch, endpoint.url))
-        return Placement(leg_on(choice, request, cached))
-
-
-class LeastWork:
-    """Least work: the endpoint that could begin soonest, whatever is cached where. For prompts that share nothing.
-
-    Of equals, as idle ones are, that with the fewest tokens in decode; then the one idle longest.
-    """
-
-    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
-        choice = min(endpoints, key=lambda endpoint: _order(endpoint, now))
-        return Placement(leg_on(choice, request, cached))
-
-
-def _order(endpoint: Endpoint, now: float) -> tuple[float, int, int, str]:
-    load = endpoint.load
-    return max(load.queue_seconds(now), 0.0), load.resident_tokens, load.last_dispatch, endpoint.url
-
-
-class PowerOfTwo:
-    """Power of two choices (Mitzenmacher 2001): of two endpoints drawn at random the one with fewer requests in flight.
-
-    Many routers that know little of one another do not all choose the same endpoint.
-
-    `seed` None: each router draws its own.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self._source = Random(seed)
-
-    def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
-        drawn = self._source.sample(endpoints, min(2, len(endpoints)))
-        choice = min(drawn, key=lambda endpoint: endpoint.load.num_in_flight)
         return Placement(leg_on(choice, request, cached))
 
 

@@ -12,17 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
 from math import inf
-from struct import iter_unpack
 from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
 from kvasir_router.dialects.dialect import Prompt
+from kvasir_router.prefix_index.block_keys import TOKEN_BYTES, chained_hashes
 from kvasir_router.prefix_index.index import Held, PrefixKey, SharedPrefix
 
 # A million tokens at the default block size.
 MAX_BLOCKS_PER_PROMPT = 16384
-_BYTES_PER_TOKEN_ID = 4
 # A thread that hashes takes the interpreter from the event loop for up to 5 ms at a time: it is for what takes longer.
 THREAD_BYTES = 2 * 2**20
 _BITS = bytes.maketrans(b"01", b"\0\1")
@@ -64,14 +63,7 @@ class _Holder:
 
 
 def hash_blocks(content: bytes, block_bytes: int, seed: bytes) -> tuple[int, ...]:
-    """One 64-bit hash for each full block, chained to all blocks before it."""
-    num_blocks = min(len(content) // block_bytes, MAX_BLOCKS_PER_PROMPT)
-    parent = xxh3_64_intdigest(seed)
-    hashes = []
-    for (block,) in iter_unpack(f"{block_bytes}s", memoryview(content)[: num_blocks * block_bytes]):
-        parent = xxh3_64_intdigest(block, parent)
-        hashes.append(parent)
-    return tuple(hashes)
+    return chained_hashes(xxh3_64_intdigest(seed), content[: MAX_BLOCKS_PER_PROMPT * block_bytes], block_bytes)
 
 
 class PrefixMemory:
@@ -113,7 +105,7 @@ class ApproximatePrefixIndex:
         return ApproximatePrefixIndex(self._max_blocks, seconds, self._block_tokens, self._bytes_per_token)
 
     async def key(self, prompt: Prompt) -> BlockHashes:
-        bytes_per_token = _BYTES_PER_TOKEN_ID if prompt.is_token_ids else self._bytes_per_token
+        bytes_per_token = TOKEN_BYTES if prompt.is_token_ids else self._bytes_per_token
         block_bytes = int(self._block_tokens * bytes_per_token)
         if len(prompt.content) > THREAD_BYTES:
             hashes = await asyncio.to_thread(hash_blocks, prompt.content, block_bytes, prompt.seed)

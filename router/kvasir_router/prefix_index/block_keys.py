@@ -4,11 +4,12 @@ Engines call the same block differently (their hash functions and seeds are thei
 hashed again here, and a prompt's tokens in the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from struct import iter_unpack
 
 from xxhash import xxh3_64_intdigest
 
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 
 
 def root_key(adapter: bytes) -> int:
@@ -20,15 +21,29 @@ def block_keys(
     parent: int, tokens: bytes, block_size: int, extra_keys: Sequence[bytes] | None = None
 ) -> tuple[int, ...]:
     """One key for each full block of `tokens` (uint32, little-endian); `extra_keys` has one entry for each block."""
-    block_bytes = block_size * _TOKEN_BYTES
-    view = memoryview(tokens)
-    keys = []
-    for start in range(0, len(tokens) - block_bytes + 1, block_bytes):
-        parent = xxh3_64_intdigest(view[start : start + block_bytes], seed=parent)
-        if extra_keys is not None and (extra := extra_keys[start // block_bytes]):
-            parent = xxh3_64_intdigest(extra, seed=parent)
+    if extra_keys is None:
+        return chained_hashes(parent, tokens, block_size * TOKEN_BYTES)
+    keys: list[int] = []
+    for block, extra in zip(_blocks(tokens, block_size * TOKEN_BYTES), extra_keys, strict=False):
+        parent = xxh3_64_intdigest(block, parent)
+        if extra:
+            parent = xxh3_64_intdigest(extra, parent)
         keys.append(parent)
     return tuple(keys)
+
+
+def chained_hashes(parent: int, content: bytes, block_bytes: int) -> tuple[int, ...]:
+    """One of 64 bits for each full block, over it and all before it."""
+    hashes = []
+    for block in _blocks(content, block_bytes):
+        parent = xxh3_64_intdigest(block, parent)
+        hashes.append(parent)
+    return tuple(hashes)
+
+
+def _blocks(content: bytes, block_bytes: int) -> Iterator[bytes]:
+    whole = memoryview(content)[: len(content) // block_bytes * block_bytes]
+    return (block for (block,) in iter_unpack(f"{block_bytes}s", whole))
 
 
 class PromptKeys:
@@ -42,7 +57,7 @@ class PromptKeys:
         self._rest = b""  # tokens of a block that is not full
 
     def extend(self, tokens: bytes) -> None:
-        tokens, block_bytes = self._rest + tokens, self.block_size * _TOKEN_BYTES
+        tokens, block_bytes = self._rest + tokens, self.block_size * TOKEN_BYTES
         if self._first_extra_key and not self.keys:
             self.keys.extend(block_keys(self._root, tokens[:block_bytes], self.block_size, (self._first_extra_key,)))
             if not self.keys:

@@ -4,7 +4,8 @@ An endpoint is judged by its events. Where they do not tell all that it holds (n
 is not known), or a prompt cannot be tokenised here, the approximate index is asked too, and the longer match counts.
 
 A text is tokenised as far as somebody has it cached: behind the first block that nobody has, none can count. How many
-tokens the rest has is estimated, and whether it was just sent somewhere is known by its text.
+tokens the rest has is estimated. What was just sent somewhere is expected there until events had time to tell, and is
+known by its bytes.
 """
 
 import asyncio
@@ -19,20 +20,19 @@ import msgspec
 
 from kvasir_router.dialects.dialect import ABSENT, Prompt
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
-from kvasir_router.prefix_index.block_keys import PromptKeys
+from kvasir_router.prefix_index.block_keys import TOKEN_BYTES, PromptKeys
 from kvasir_router.prefix_index.index import Held, PrefixKey, SharedPrefix
 from kvasir_router.prefix_index.kv_events import extra_key
 from kvasir_router.prefix_index.precise import Chains, PreciseIndex
 from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, Chunk, PromptTokenizer
-
-_BYTES_PER_TOKEN_ID = 4
-
 
 Result = TypeVar("Result")
 
 INLINE_BYTES = 1024
 """Of a prompt: a smaller one is done on the event loop, in less than a millisecond."""
 _NUM_THREADS = 2
+JUST_SENT_SECONDS = 4.0
+"""Until events have told of what was sent."""
 
 
 class Threads:
@@ -62,7 +62,6 @@ class MixedKey(SharedPrefix, frozen=True):
     num_tokens: int  # exact where `chains` is there, but where the text is cut
     approximate: PrefixKey
     chains: Chains | None  # None: which tokens the prompt has is not known
-    is_cut: bool = False  # behind what somebody has cached
 
     def beginning(self, num_tokens: int) -> int | None:
         for block_size, keys in (self.chains or {}).items():
@@ -88,7 +87,7 @@ class MixedIndex:
     _tokenizer: PromptTokenizer | None = field(default=None, init=False)  # the engines' own, once one has told
 
     def __post_init__(self) -> None:
-        self._just_sent = self.approximate.of_the_last(self.precise.guess_seconds)  # texts that were cut
+        self._just_sent = self.approximate.of_the_last(JUST_SENT_SECONDS)  # where events tell all
 
     def use_tokenizer(self, tokenizer: PromptTokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -105,28 +104,23 @@ class MixedIndex:
 
     def match(self, key: PrefixKey, now: float) -> Mapping[str, int]:
         mixed = cast(MixedKey, key)
-        matched = {} if mixed.chains is None else self.precise.match(mixed.chains, now)
+        matched = {url: held.num_tokens for url, held in self.written(key).items()}
         for url, num_tokens in self.approximate.match(mixed.approximate, now).items():
             if not self._is_told(url, mixed):
                 matched[url] = max(matched.get(url, 0), min(num_tokens, mixed.num_tokens))
-        if mixed.is_cut:
-            share = mixed.num_tokens / max(mixed.approximate.num_tokens, 1)
-            for url, num_tokens in self._just_sent.match(mixed.approximate, now).items():
-                matched[url] = max(matched.get(url, 0), min(int(num_tokens * share), mixed.num_tokens))
+        share = mixed.num_tokens / max(mixed.approximate.num_tokens, 1)
+        for url, num_tokens in self._just_sent.match(mixed.approximate, now).items():
+            matched[url] = max(matched.get(url, 0), min(int(num_tokens * share), mixed.num_tokens))
         return matched
 
     def written(self, key: PrefixKey) -> Mapping[str, Held]:
         mixed = cast(MixedKey, key)
-        return {} if mixed.chains is None else self.precise.written(mixed.chains)
+        return {} if mixed.chains is None else self.precise.match(mixed.chains)
 
     def insert(self, url: str, key: PrefixKey, now: float, capacity_tokens: int | None) -> None:
         mixed = cast(MixedKey, key)
-        if mixed.chains is not None:
-            self.precise.insert(url, mixed.chains, now)
-        if mixed.is_cut:
-            self._just_sent.insert(url, mixed.approximate, now, capacity_tokens)
-        if not self._is_told(url, mixed):
-            self.approximate.insert(url, mixed.approximate, now, capacity_tokens)
+        index = self._just_sent if self._is_told(url, mixed) else self.approximate
+        index.insert(url, mixed.approximate, now, capacity_tokens)
 
     def withdraw(self, url: str, key: PrefixKey | None = None) -> None:
         if key is None:
@@ -137,8 +131,6 @@ class MixedIndex:
         mixed = cast(MixedKey, key)
         self.approximate.withdraw(url, mixed.approximate)
         self._just_sent.withdraw(url, mixed.approximate)
-        if mixed.chains is not None:
-            self.precise.withdraw(url, mixed.chains)
 
     def expire(self, now: float) -> None:
         self.approximate.expire(now)
@@ -164,16 +156,15 @@ class MixedIndex:
             return None
         adapter, salt = _adapter(prompt.model, self.base_models()), _salt_key(prompt.cache_salt)
         known = [PromptKeys(block_size, adapter, salt) for block_size in self.precise.block_sizes()]
-        num_bytes, share, is_cut = 0, 1.0, False
+        num_bytes, share = 0, 1.0
         for chunk in chunks:
             num_bytes, share = num_bytes + len(chunk.tokens), chunk.share
             for keys in known:
                 keys.extend(chunk.tokens)
-            is_cut = chunk.num_left > CHUNK_CHARACTERS and not any(map(self._may_go_on, known))
-            if is_cut:
+            if chunk.num_left > CHUNK_CHARACTERS and not any(map(self._may_go_on, known)):
                 break
-        num_tokens = int(num_bytes // _BYTES_PER_TOKEN_ID / share)
-        return MixedKey(num_tokens, approximate, {keys.block_size: keys.keys for keys in known}, is_cut)
+        num_tokens = int(num_bytes // TOKEN_BYTES / share)
+        return MixedKey(num_tokens, approximate, {keys.block_size: keys.keys for keys in known})
 
     def _may_go_on(self, known: PromptKeys) -> bool:
         return not known.keys or self.precise.is_held(known.keys[-1])

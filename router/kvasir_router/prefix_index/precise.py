@@ -6,11 +6,11 @@ the one that holds most of it. A cache that is void gets another bit, so that it
 moment; they are freed little by little. It reads no clock and knows no socket.
 
 Invariant: an endpoint is said to hold a block only if its events said so last, or did before messages were lost (for
-DOUBT_SECONDS), or a request with that block was sent there a moment ago (see `Guesses`).
+DOUBT_SECONDS).
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvasir_router.prefix_index.block_keys import block_keys, root_key
@@ -69,82 +69,19 @@ class _Void:
     lives_on: _Cache | None = None  # with the same bit: what it holds by now stays
 
 
-class Guesses:
-    """Blocks that a cache is expected to hold because a request was just sent there, until its events tell.
-
-    Two maps take turns, so that growing old costs nothing a block: a guess lives for one to two lifetimes.
-    """
-
-    def __init__(self, lifetime_seconds: float) -> None:
-        self._lifetime_seconds = lifetime_seconds
-        self._new: dict[int, int] = {}  # block key -> bits of the endpoints
-        self._old: dict[int, int] = {}
-        self._new_dispatches: list[tuple[int, Sequence[int]]] = []  # bit, block keys
-        self._old_dispatches: list[tuple[int, Sequence[int]]] = []
-        self._new_since = float("-inf")
-
-    @property
-    def max_age_seconds(self) -> float:
-        return 2 * self._lifetime_seconds
-
-    def rotate(self, now: float) -> None:
-        """Before any of the others, with the time of now."""
-        age = now - self._new_since
-        if age < self._lifetime_seconds:
-            return
-        is_recent = age < self.max_age_seconds
-        self._old, self._old_dispatches = (self._new, self._new_dispatches) if is_recent else ({}, [])
-        self._new, self._new_dispatches, self._new_since = {}, [], now
-
-    def add(self, keys: Sequence[int], bit: int) -> None:
-        """Of one dispatch, in the prompt's order."""
-        if not keys:
-            return
-        self._new_dispatches.append((bit, keys))
-        new = self._new
-        for key in keys:
-            new[key] = new.get(key, 0) | bit
-
-    def withdraw(self, chain: Sequence[int], bit: int) -> None:
-        """The dispatch of that prompt has failed: what no other dispatch there is expected to leave is not expected."""
-        for dispatches in (self._new_dispatches, self._old_dispatches):
-            for number, (its_bit, keys) in enumerate(dispatches):
-                if its_bit == bit and keys[-1] == chain[-1]:
-                    del dispatches[number]
-                    self.remove(self._left_by_nobody(keys, bit), bit)
-                    return
-
-    def _left_by_nobody(self, keys: Sequence[int], bit: int) -> set[int]:
-        others = (its_keys for its_bit, its_keys in (*self._new_dispatches, *self._old_dispatches) if its_bit == bit)
-        return set(keys).difference(*others)
-
-    def remove(self, keys: Iterable[int], bit: int) -> None:
-        for guesses in (self._new, self._old):
-            if guesses:
-                for key in keys:
-                    if bits := guesses.get(key):
-                        guesses[key] = bits & ~bit
-
-    def holders(self, key: int) -> int:
-        """Bits of the endpoints that are expected to hold the block."""
-        return self._new.get(key, 0) | self._old.get(key, 0)
-
-
 class PreciseIndex:
     """Times are seconds of any steady clock, given by the caller."""
 
-    def __init__(self, budget: BlockBudget, guess_seconds: float = 2.0) -> None:
+    def __init__(self, budget: BlockBudget) -> None:
         """Blocks beyond the budget are not believed, and whoever holds them is not known completely."""
-        self.guess_seconds = guess_seconds
         self._budget = budget
         self._holders: dict[int, int] = {}  # key -> bits of the caches
-        self._guesses = Guesses(guess_seconds)
         self._endpoints: dict[str, dict[int, _Cache]] = {}  # by rank
         self._by_bit: dict[int, _Cache] = {}
         self._live: dict[int, int] = {}  # block size -> bits
         self._usual_block_size = DEFAULT_BLOCK_SIZE
         self._voids: deque[_Void] = deque()
-        self._resting: deque[tuple[float, int]] = deque()  # when no guess can have the bit any more, bit
+        self._free_bits: list[int] = []
         self.num_bits = 0  # as many caches as there ever were at once, those not freed yet included
         self.num_held = 0  # of all caches, a block held twice counted twice, those not freed yet included
         self.num_orphans = 0  # stored after a block that is not known: they match nothing
@@ -166,10 +103,10 @@ class PreciseIndex:
         caches = self._caches(url)
         return bool(caches) and all(cache.is_complete for cache in caches)
 
-    def reset(self, url: str, now: float, *, is_complete: bool, rank: int = 0) -> None:
+    def reset(self, url: str, *, is_complete: bool, rank: int = 0) -> None:
         """The rank is new, or nothing that was known of its cache holds. Takes no time for each block."""
         self.forget(url, rank)
-        cache = _Cache(url, rank, self._new_bit(now), is_complete)
+        cache = _Cache(url, rank, self._new_bit(), is_complete)
         self._endpoints.setdefault(url, {})[rank] = self._by_bit[cache.bit] = cache
         self._find_live()
 
@@ -191,75 +128,43 @@ class PreciseIndex:
         cache.doubted, cache.blocks = cache.blocks, {}
         cache.doubted_until = now + DOUBT_SECONDS
 
-    def apply(self, url: str, event: Event, now: float, rank: int = 0) -> None:
+    def apply(self, url: str, event: Event, rank: int = 0) -> None:
         """One event of a rank that is followed (`reset` once), in the engine's order."""
         cache = self._endpoints[url][rank]
         if isinstance(event, BlockStored):
-            self._store(self._following(cache, event, now), event)
+            self._store(self._following(cache, event), event)
         elif isinstance(event, BlockRemoved):
             self._remove(cache, event)
         else:
-            self._clear(cache, now, is_complete=True)
-        self._free(_NUM_FREED_AN_EVENT, now)
+            self._clear(cache, is_complete=True)
+        self._free(_NUM_FREED_AN_EVENT)
 
-    def match(self, chains: Chains, now: float) -> dict[str, int]:
-        """Endpoint url -> leading tokens that one of its ranks holds; only those above 0."""
-        self._guesses.rotate(now)
-        matched: dict[str, int] = {}
-        for cache, num_tokens in self._matched(chains, self._guesses.holders):
-            matched[cache.url] = max(matched.get(cache.url, 0), num_tokens)
+    def match(self, chains: Chains) -> dict[str, Held]:
+        """Endpoint url -> leading tokens that one of its ranks holds, the one with the most; only those above 0."""
+        matched: dict[str, Held] = {}
+        for block_size, live in self._live.items():
+            for bit, num_blocks in self._depths(chains.get(block_size, ()), live):
+                cache, num_tokens = self._by_bit[bit], num_blocks * block_size
+                if num_tokens > (matched[cache.url].num_tokens if cache.url in matched else 0):
+                    matched[cache.url] = Held(num_tokens, cache.rank)
         return matched
-
-    def written(self, chains: Chains) -> dict[str, Held]:
-        """The same by events alone, without guesses, and which rank."""
-        written: dict[str, Held] = {}
-        for cache, num_tokens in self._matched(chains, _nobody):
-            if cache.url not in written or written[cache.url].num_tokens < num_tokens:
-                written[cache.url] = Held(num_tokens, cache.rank)
-        return written
-
-    def insert(self, url: str, chains: Chains, now: float) -> None:
-        """Expects the prompt's blocks there until events tell, in whichever rank: the first stands for all."""
-        if not (caches := self._caches(url)):
-            return
-        self._guesses.rotate(now)
-        first, holders = next(iter(caches)), self._holders
-        chain = chains.get(self._block_size_of(first), ())
-        self._guesses.add([key for key in chain if not holders.get(key, 0) & first.bit], first.bit)
-
-    def withdraw(self, url: str, chains: Chains) -> None:
-        """The request that was sent there will not be computed."""
-        for cache in self._caches(url):
-            if chain := chains.get(self._block_size_of(cache)):
-                self._guesses.withdraw(chain, cache.bit)
 
     def expire(self, now: float) -> None:
         """Ends doubts that are over and frees some memory; to be called about every second."""
-        self._guesses.rotate(now)
         for cache in self._by_bit.values():
             if cache.doubted and cache.doubted_until <= now:
                 self._end_doubt(cache)
-        self._free(_NUM_FREED_A_CALL, now)
+        self._free(_NUM_FREED_A_CALL)
 
     def _caches(self, url: str) -> Collection[_Cache]:
         return self._endpoints.get(url, {}).values()
 
-    def _matched(self, chains: Chains, expected: Callable[[int], int]) -> Iterator[tuple[_Cache, int]]:
-        """(cache, leading tokens that it holds), only those above 0. `expected`: bits of the caches that hold a block
-        by no event's word.
-        """
-        for block_size, live in self._live.items():
-            for bit, num_blocks in self._depths(chains.get(block_size, ()), live, expected):
-                if num_blocks:
-                    yield self._by_bit[bit], num_blocks * block_size
-
-    def _depths(self, chain: Sequence[int], live: int, expected: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    def _depths(self, chain: Sequence[int], live: int) -> Iterator[tuple[int, int]]:
         """(bit, number of leading blocks held) of each live cache."""
         holders = self._holders
         for depth, key in enumerate(chain):
             held = holders.get(key, 0) & live
             if held != live:
-                held |= expected(key) & live
                 for bit in _bits(live ^ held):
                     yield bit, depth
                 live = held
@@ -268,13 +173,13 @@ class PreciseIndex:
         for bit in _bits(live):
             yield bit, len(chain)
 
-    def _following(self, cache: _Cache, event: BlockStored, now: float) -> _Cache:
+    def _following(self, cache: _Cache, event: BlockStored) -> _Cache:
         """Follows one group of layers, with full attention if there is one, in blocks of one size."""
         is_better_group = cache.is_window is None or (cache.is_window and not event.is_window)
         is_same_group = event.group == cache.group and event.is_window == cache.is_window
         if is_better_group or (is_same_group and event.block_size != cache.block_size):
             if cache.is_window is not None:
-                cache = self._clear(cache, now, is_complete=cache.is_complete)
+                cache = self._clear(cache, is_complete=cache.is_complete)
             cache.group, cache.is_window = event.group, event.is_window
             cache.block_size = event.block_size
             self._find_live()
@@ -311,7 +216,6 @@ class PreciseIndex:
             key = cache.pop(digest)
             if key is not None:
                 self._release(cache.bit, key)
-                self._guesses.remove((key,), cache.bit)
 
     def _release(self, bit: int, key: int) -> None:
         self._free_one()
@@ -321,9 +225,9 @@ class PreciseIndex:
         else:
             self._holders.pop(key, None)
 
-    def _clear(self, cache: _Cache, now: float, *, is_complete: bool) -> _Cache:
+    def _clear(self, cache: _Cache, *, is_complete: bool) -> _Cache:
         """The cache is empty; the engine cuts blocks as before."""
-        self.reset(cache.url, now, is_complete=is_complete, rank=cache.rank)
+        self.reset(cache.url, is_complete=is_complete, rank=cache.rank)
         successor = self._endpoints[cache.url][cache.rank]
         successor.block_size = cache.block_size
         successor.group, successor.is_window = cache.group, cache.is_window
@@ -335,13 +239,13 @@ class PreciseIndex:
             self._voids.append(_Void(cache.bit, [cache.doubted], lives_on=cache))
             cache.doubted = {}
 
-    def _free(self, num_blocks: int, now: float) -> None:
+    def _free(self, num_blocks: int) -> None:
         while self._voids and num_blocks > 0:
             void = self._voids[0]
             if not void.blocks:
                 self._voids.popleft()
                 if void.lives_on is None:
-                    self._resting.append((now + self._guesses.max_age_seconds, void.bit))
+                    self._free_bits.append(void.bit)
             elif not void.blocks[-1]:
                 void.blocks.pop()
             else:
@@ -359,9 +263,9 @@ class PreciseIndex:
         self.num_held -= 1
         self._budget.num_held -= 1
 
-    def _new_bit(self, now: float) -> int:
-        if self._resting and self._resting[0][0] <= now:
-            return self._resting.popleft()[1]
+    def _new_bit(self) -> int:
+        if self._free_bits:
+            return self._free_bits.pop()
         self.num_bits += 1
         return 1 << self.num_bits - 1
 
@@ -377,10 +281,6 @@ class PreciseIndex:
     def _block_size_of(self, cache: _Cache) -> int:
         """That of the others where its own events have not told yet."""
         return self._usual_block_size if cache.block_size is None else cache.block_size
-
-
-def _nobody(key: int) -> int:
-    return 0
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ makes no sense is counted and skipped.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -45,14 +45,9 @@ class EventStatistics:
 
     def add(self, other: "EventStatistics") -> None:
         """Everything but the lag, which is one engine's."""
-        self.num_events.update(other.num_events)
-        self.num_skipped += other.num_skipped
-        self.num_malformed += other.num_malformed
-        self.num_load_reports += other.num_load_reports
-        self.num_gaps += other.num_gaps
-        self.num_replays += other.num_replays
-        self.num_failed_replays += other.num_failed_replays
-        self.num_losses += other.num_losses
+        for each in fields(self):
+            if each.name != "lag_seconds":
+                setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,11 +178,6 @@ class Exchange:
     # For the handler
 
     @property
-    def is_held_back(self) -> bool:
-        """The client reads too slowly."""
-        return self._is_held_back
-
-    @property
     def can_go_elsewhere(self) -> bool:
         """Another endpoint could still give the answer, or the rest of it."""
         return not self.has_started or (self.journal is not None and not self.journal.is_given_up)

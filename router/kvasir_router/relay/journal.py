@@ -42,7 +42,6 @@ class Journal:
         self._budget = budget
         self._bounds = bounds
         self._num_counted_bytes = 0
-        self._num_reserved_bytes = 0  # of what is counted, for what is still to be kept
         self._lines = bytearray()
         self.num_events = 0
         """About as many as tokens."""
@@ -94,21 +93,6 @@ class Journal:
         if not self._is_within_budget() or len(self._lines) > self._bounds.max_bytes:
             self._give_up()
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Whether so much more can be kept in any case, until `release`."""
-        if self.is_given_up or len(self._lines) + num_bytes > self._bounds.max_bytes:
-            return False
-        self._num_reserved_bytes = num_bytes + self._num_held_bytes
-        is_reserved = self._is_within_budget()
-        if not is_reserved:
-            self._num_reserved_bytes = 0
-        return is_reserved
-
-    def release(self) -> None:
-        """What was reserved and is not used. May be repeated."""
-        self._num_reserved_bytes = 0
-        self._is_within_budget()
-
     def drop_unfinished_block(self) -> None:
         """Before another engine goes on: it writes that block again."""
         self._beginning_of_block.clear()
@@ -119,13 +103,9 @@ class Journal:
         self._beginning_of_block.clear()
         self._give_up()
 
-    @property
-    def _num_held_bytes(self) -> int:
-        return len(self._lines) + len(self._beginning_of_block)
-
     def _is_within_budget(self) -> bool:
         """Counts what is held now, if there is room for it."""
-        num_bytes = max(self._num_held_bytes, self._num_reserved_bytes)
+        num_bytes = len(self._lines) + len(self._beginning_of_block)
         if not self._budget.take_for_journal(num_bytes - self._num_counted_bytes):
             return False
         self._num_counted_bytes = num_bytes
@@ -163,7 +143,6 @@ class Journal:
     def _give_up(self) -> None:
         self.is_given_up = True
         self._lines.clear()
-        self._num_reserved_bytes = 0
         self._is_within_budget()
 
 

@@ -5,73 +5,18 @@ no load is followed by its rank 0 alone. To the router the ranks are one endpoin
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
-import msgspec
 import zmq
 
 from kvasir_router.prefix_index.kv_events import EventBatch
 from kvasir_router.prefix_index.precise import PreciseIndex
 from kvasir_router.prefix_index.subscriber import EventListener, EventStatistics, Subscriber
-from kvasir_router.service.load_report import LoadReport, of_all_ranks
+from kvasir_router.service.load_report import LoadReport, MalformedReportError, decode_load, of_all_ranks
 
 OnReport = Callable[[str, LoadReport], None]
 """Told with the endpoint's url."""
 Subscribe = Callable[[int, EventListener], Subscriber]
 """To a rank; not started."""
-
-
-_VERSION = 1
-_MAX_DATA_PARALLEL = 256  # each rank takes a port and a socket
-
-
-class MalformedReportError(Exception):
-    """The message is no load report that this router can read."""
-
-
-class _Frame(msgspec.Struct, array_like=True, gc=False):
-    """Further fields at the end are another's business."""
-
-    version: int
-    num_running: int
-    num_waiting: int
-    waiting_uncached_tokens: int
-    running_uncached_tokens: int
-    kv_used_tokens: int
-    kv_capacity_tokens: int
-    steps_per_second: float
-    prefill_tokens_per_second: float | None
-    arrived: tuple[str, ...]
-    instance: str
-    data_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_DATA_PARALLEL)] = 1
-    kv_transfer_port: Annotated[int, msgspec.Meta(ge=1, lt=2**16)] | None = None
-
-
-_decoder = msgspec.msgpack.Decoder(_Frame)
-
-
-def decode_load(payload: bytes) -> LoadReport:
-    """Raises MalformedReportError."""
-    try:
-        frame = _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise MalformedReportError(f"a message of {len(payload)} bytes is no load report: {error}") from error
-    if frame.version != _VERSION:
-        raise MalformedReportError(f"a load report has version {frame.version}; this router reads version {_VERSION}")
-    return LoadReport(
-        num_running=frame.num_running,
-        num_waiting=frame.num_waiting,
-        waiting_uncached_tokens=frame.waiting_uncached_tokens,
-        running_uncached_tokens=frame.running_uncached_tokens,
-        kv_used_tokens=frame.kv_used_tokens,
-        kv_capacity_tokens=frame.kv_capacity_tokens,
-        steps_per_second=frame.steps_per_second,
-        prefill_tokens_per_second=frame.prefill_tokens_per_second,
-        arrived=frame.arrived,
-        instance=frame.instance,
-        data_parallel_size=frame.data_parallel_size,
-        kv_transfer_port=frame.kv_transfer_port,
-    )
 
 
 class EngineFeed:
@@ -155,15 +100,14 @@ class _RankListener:
         self._clock = clock
 
     def reset(self, *, is_complete: bool) -> None:
-        self._index.reset(self._engine.url, self._clock(), is_complete=is_complete, rank=self._rank)
+        self._index.reset(self._engine.url, is_complete=is_complete, rank=self._rank)
 
     def lost(self) -> None:
         self._index.doubt(self._engine.url, self._clock(), self._rank)
 
     def apply(self, batch: EventBatch) -> None:
-        now = self._clock()
         for event in batch.events:
-            self._index.apply(self._engine.url, event, now, self._rank)
+            self._index.apply(self._engine.url, event, self._rank)
 
     def report(self, payload: bytes) -> str | None:
         try:

@@ -38,7 +38,7 @@ class EventFeed:
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self._ports = ports
-        self._index = index
+        self.index = index
         self._on_report = on_report
         self._context = context
         self._clock = clock
@@ -75,19 +75,6 @@ class EventFeed:
         return total
 
     @property
-    def num_held(self) -> int:
-        """Blocks known to be cached, of all endpoints."""
-        return self._index.num_held
-
-    @property
-    def num_orphans(self) -> int:
-        return self._index.num_orphans
-
-    @property
-    def num_refused(self) -> int:
-        return self._index.num_refused
-
-    @property
     def max_lag_seconds(self) -> float:
         """Of the endpoint that is furthest behind."""
         return max_lag_seconds([engine.statistics() for engine in self._engines.values()]) or 0.0
@@ -101,13 +88,13 @@ class EventFeed:
             **asdict(statistics),
             "num_events": dict(statistics.num_events),  # asdict would count what is counted
             "num_ranks": engine.num_ranks,
-            "is_complete": self._index.is_complete(url),
-            "num_blocks": self._index.num_blocks(url),
+            "is_complete": self.index.is_complete(url),
+            "num_blocks": self.index.num_blocks(url),
         }
 
     def _start(self, address: Address) -> None:
         subscribe = partial(self._subscriber, address.url)
-        engine = EngineFeed(address.url, subscribe, self._index, self._on_report, self._clock)
+        engine = EngineFeed(address.url, subscribe, self.index, self._on_report, self._clock)
         self._engines[address] = engine
         engine.follow(1)
 
@@ -124,6 +111,6 @@ class EventFeed:
         return next((engine for address, engine in self._engines.items() if address.url == url), None)
 
     def _expire(self) -> None:
-        self._index.expire(self._clock())
-        has_work = self._engines or self._index.num_held  # what is held of nobody any more is being freed
+        self.index.expire(self._clock())
+        has_work = self._engines or self.index.num_held  # what is held of nobody any more is being freed
         self._expire_timer = self._loop.call_later(_EXPIRE_SECONDS, self._expire) if has_work else None

@@ -1,6 +1,5 @@
 """Builds a service's parts: what is its own from its settings, what all share from the router's configuration."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +16,11 @@ from kvasir_router.picker import Picker
 from kvasir_router.placement.finish_time import FinishTime
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.policies import LeastWork, PowerOfTwo, RoundRobin, SessionAffinity
+from kvasir_router.placement.policies import RoundRobin, SessionAffinity
 from kvasir_router.placement.prefix_fetching import PrefixFetching
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex
 from kvasir_router.prefix_index.index import PrefixIndex
-from kvasir_router.service.health import Prober
+from kvasir_router.service.health import ProbePace, Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.ledger import Ledger
@@ -29,11 +28,8 @@ from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.migration import Migration
 from kvasir_router.service.peers import Peers
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbePace
-from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import ModelCatalog, Registry
 from kvasir_router.service.service import Service
-from kvasir_router.service.transfer_times import TransferTimes
 from kvasir_router.tuning import TUNING, Tuning
 
 if TYPE_CHECKING:
@@ -44,9 +40,7 @@ if TYPE_CHECKING:
 _TOKENIZER_IDLE_SECONDS = 600.0
 _POLICIES: dict[PolicyName, type[Policy]] = {
     "finishTime": FinishTime,
-    "leastWork": LeastWork,
     "roundRobin": RoundRobin,
-    "powerOfTwo": PowerOfTwo,
     "sessionAffinity": SessionAffinity,
 }
 
@@ -107,13 +101,15 @@ class ServiceFactory:
             own_models=_own_models(settings),
         )
         pairing = Pairing(settings.remote_prefill_min_tokens) if config.kv_transfer_port else None
-        peers = Peers(registry, clock, lambda: admission.next_waiting(), lambda: admission.wake())
-        binding = LateBinding(registry, config.max_prefill_queue, clock, pairing, peers.num_before)
+        peers, num_before = None, None
+        if self._peer_feed is not None:
+            peers = Peers(registry, clock, lambda: admission.next_waiting(), lambda: admission.wake())
+            num_before = peers.num_before
+            self._peer_feed.attach(settings.name, peers)
+        binding = LateBinding(registry, config.max_prefill_queue, clock, pairing, num_before)
         admission = Admission(binding.seconds_to_room, _queue_limits(settings), self._tenant_limits)
         limits = InFlightLimits(registry, config.max_in_flight, clock, admission.wake)
-        ledger = Ledger(admission.wake, None if self._peer_feed is None else peers)
-        if self._peer_feed is not None:
-            self._peer_feed.attach(settings.name, peers)
+        ledger = Ledger(admission.wake, peers)
         following = None
         approximate = ApproximatePrefixIndex(
             config.prefix_index_size,
@@ -128,8 +124,6 @@ class ServiceFactory:
             index = following.index
         fetching = PrefixFetching() if config.kv_transfer_port and following is not None else None
         migration = Migration(registry, ledger, self._session, settings.router_secret)
-        transfers = TransferTimes() if fetching is None else fetching.transfers
-        rebalancing = Rebalancing(registry, migration, transfers, self._has_turn, clock, self._tuning.rebalancing)
         prober = Prober(
             registry,
             ledger,
@@ -157,7 +151,6 @@ class ServiceFactory:
             picker=self._picker(settings, pairing, fetching),
             pairing=pairing,
             fetching=fetching,
-            rebalancing=rebalancing,
             router_secret=settings.router_secret,
             clock=clock,
         )
@@ -176,9 +169,6 @@ class ServiceFactory:
         """After the services."""
         if self._followings is not None:
             self._followings.close()
-
-    def _has_turn(self) -> bool:
-        return self._peer_feed is None or self._peer_feed.has_turn(time.time())
 
     def _picker(self, settings: ServiceSettings, pairing: Pairing | None, fetching: PrefixFetching | None) -> Picker:
         return Picker(_POLICIES[settings.policy](), partial(self._decisions.add, settings.name), pairing, fetching)

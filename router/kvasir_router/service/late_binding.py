@@ -6,46 +6,36 @@ and a request is placed by what is known when it can start, not when it came.
 Routers that share engines wait for the same moment. Peers tell what they would start next: for each whose request goes
 before, a router's bound is a little lower, so that it sees room a moment later, and by then has heard of that start. No
 peer is waited for, and of all that wait anywhere the most delayed starts first.
-
-Of routers that are no peers only the engines tell. The more of what is ahead there is others', the more a router's
-bound grows with the slowdown of its next request: who gets little gets its turn sooner, and of all that wait anywhere
-the most delayed tends to start first, though no router knows of another. A router alone keeps the bound.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf, log2
+from math import inf
 
 from kvasir_router.endpoints.address import Role
 from kvasir_router.placement.pairing import Pairing, partners
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.registry import Endpoint, Registry
 
-# Of the slowdown, the time that a request has waited over that of its prefill. Beyond it, engines would hold the queue.
-_MOST_DOUBLINGS = 4.0
 # Of prefill for each peer whose next request goes before: longer than news of its start takes.
 _PEER_SECONDS = 0.02
 # Of the bound, however many they are: an engine must not idle.
 _MOST_FOR_PEERS = 0.5
 
 
-def _nobody(response_ratio: Callable[[], float]) -> int:
-    return 0
-
-
 @dataclass(frozen=True)
 class LateBinding:
-    """`max_prefill_seconds`: what an engine may have ahead; enough for it never to idle until it is sent more. Where
-    all of that is other routers', as much again for each doubling of the slowdown.
+    """`max_prefill_seconds`: what an engine may have ahead; enough for it never to idle until it is sent more.
 
-    `pairing` None: every engine prefills for itself. `num_before`: peers whose next request goes before, by its ratio.
+    `pairing` None: every engine prefills for itself. `num_before`: peers whose next request goes before, by its ratio;
+    None: there are no peers.
     """
 
     registry: Registry
     max_prefill_seconds: float
     clock: Callable[[], float]
     pairing: Pairing | None = None
-    num_before: Callable[[Callable[[], float]], int] = _nobody
+    num_before: Callable[[Callable[[], float]], int] | None = None
 
     def seconds_to_room(self, model: str | None, response_ratio: Callable[[], float]) -> float:
         """Until some endpoint has room for the model and little ahead. 0.0: now; inf: not by time alone.
@@ -53,17 +43,9 @@ class LateBinding:
         `response_ratio`: of the request that would start, in seconds per token of work.
         """
         now = self.clock()
-        for_peers = min(self.num_before(response_ratio) * _PEER_SECONDS, self.max_prefill_seconds * _MOST_FOR_PEERS)
-        limit = self.max_prefill_seconds - for_peers
-        seconds = self._seconds_within(limit, model, now)
-        if seconds:
-            endpoints = (*self.registry.serving(model), *self.registry.prefilling(model))
-            growth = _growth(endpoints, response_ratio)
-            if growth > 1.0:
-                seconds = self._seconds_within(limit * growth, model, now)
-        return seconds
-
-    def _seconds_within(self, limit: float, model: str | None, now: float) -> float:
+        limit = self.max_prefill_seconds
+        if self.num_before is not None:
+            limit -= min(self.num_before(response_ratio) * _PEER_SECONDS, limit * _MOST_FOR_PEERS)
         elsewhere = self._seconds_elsewhere(limit, model, now)
         soonest = inf
         for endpoint in self.registry.serving(model):
@@ -90,16 +72,6 @@ class LateBinding:
             return own
         by_partner = elsewhere[decode.revision]
         return min(own, by_partner) if self.pairing.remote_min_tokens is None else by_partner
-
-
-def _growth(endpoints: Sequence[Endpoint], response_ratio: Callable[[], float]) -> float:
-    """Of the bound: 1.0 where nothing there is other routers'."""
-    foreign = sum(endpoint.load.foreign_prefill_seconds for endpoint in endpoints)
-    if not foreign:
-        return 1.0
-    foreign_share = foreign / (foreign + sum(endpoint.load.own_prefill_seconds for endpoint in endpoints))
-    slowdown = response_ratio() * max(endpoint.load.prefill.tokens_per_second for endpoint in endpoints)
-    return 1.0 + foreign_share * min(log2(1.0 + slowdown), _MOST_DOUBLINGS)
 
 
 def _seconds_to_room(load: EndpointLoad, limit: float, now: float) -> float:

@@ -61,10 +61,9 @@ class EndpointLoad:
 
     __slots__ = (
         "_foreign_work", "_head_started_at", "_num_peers", "_own_kv_tokens", "_own_prefill_tokens", "_own_work",
-        "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported",
-        "foreign_prefill_seconds", "kv_capacity_tokens", "kv_room_tokens", "kv_transfer_port", "kv_usage",
-        "kv_used_tokens", "last_dispatch", "max_in_flight", "num_decoding", "num_in_flight", "own_prefill_seconds",
-        "prefill", "prefill_done_at", "prefill_rest_seconds", "resident_tokens",
+        "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported", "kv_capacity_tokens",
+        "kv_room_tokens", "kv_transfer_port", "kv_usage", "kv_used_tokens", "last_dispatch", "max_in_flight",
+        "num_decoding", "num_in_flight", "prefill", "prefill_done_at", "prefill_rest_seconds", "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
@@ -81,8 +80,6 @@ class EndpointLoad:
         self.kv_room_tokens = inf  # before room is short; infinite where nothing is known of the cache
         self.num_decoding = 0  # requests past their prefill; where the engine tells, everybody's
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
-        self.own_prefill_seconds = 0.0  # of all prefill known of, at the last news, own
-        self.foreign_prefill_seconds = 0.0  # and what nobody but the engine has told of
         self._num_peers = 0
         self._prefilling: dict[InFlight, None] = {}  # own, in order of dispatch; the first is the head
         self._receiving: dict[InFlight, None] = {}  # own, whose KV another endpoint computes
@@ -99,11 +96,6 @@ class EndpointLoad:
     def queue_seconds(self, now: float) -> float:
         """Until the engine could begin with what is sent there next."""
         return max(self.prefill_done_at - now, self.prefill_rest_seconds)
-
-    @property
-    def told(self) -> LoadReport | None:
-        """The engine's own word, while it holds."""
-        return self._report
 
     @property
     def is_queue_known(self) -> bool:
@@ -246,14 +238,13 @@ class EndpointLoad:
     def _foresee(self) -> None:
         """Of all work ahead, the head's part began at a known time, and the rest waits for it."""
         rate = self.prefill.tokens_per_second
-        foreign = 0.0
         self.num_decoding = self.num_in_flight + self._num_peers - len(self._prefilling) - len(self._receiving)
         if self._report is None:
             ahead = self._own_work + self._foreign_work
             head = next(iter(self._prefilling)).work if self._prefilling else 0.0
             self.kv_used_tokens = max(self._own_kv_tokens, (self.kv_usage or 0.0) * (self.kv_capacity_tokens or 0))
         else:
-            ahead, head, foreign = self._reported_work(self._report)
+            ahead, head = self._reported_work(self._report)
             new_kv_tokens = sum(request.new_kv_tokens for request in self._unreported)
             self.kv_used_tokens = self._report.kv_used_tokens + new_kv_tokens
             self.num_decoding = max(self.num_decoding, self._report.num_running)
@@ -263,11 +254,9 @@ class EndpointLoad:
             self.kv_room_tokens = inf if self.kv_usage is None else 0.0
         self.prefill_done_at = self._head_started_at + ahead / rate if ahead else 0.0
         self.prefill_rest_seconds = (ahead - head) / rate
-        self.own_prefill_seconds, self.foreign_prefill_seconds = (ahead - foreign) / rate, foreign / rate
 
-    def _reported_work(self, report: LoadReport) -> tuple[float, float, float]:
-        """All of it, what the engine has not received included, that of the prompt which it is prefilling, and that of
-        other routers' prompts.
+    def _reported_work(self, report: LoadReport) -> tuple[float, float]:
+        """All of it, what the engine has not received included, and that of the prompt which it is prefilling.
 
         Engines count tokens: what this router knows of its own among them tells their work, and an average the others.
         """
@@ -277,13 +266,11 @@ class EndpointLoad:
             unreported_tokens += request.uncached_tokens
         reported_tokens = report.waiting_uncached_tokens + report.running_uncached_tokens
         if not reported_tokens:
-            return unreported_work, 0.0, 0.0
+            return unreported_work, 0.0
         own_tokens, own_work = self._own_prefill_tokens - unreported_tokens, self._own_work - unreported_work
-        foreign_work = 0.0
         if reported_tokens < own_tokens:
             reported_work = own_work * reported_tokens / own_tokens
         else:
-            foreign_work = (reported_tokens - own_tokens) * self.prefill.work_per_token
-            reported_work = own_work + foreign_work
+            reported_work = own_work + (reported_tokens - own_tokens) * self.prefill.work_per_token
         head_work = reported_work * report.running_uncached_tokens / reported_tokens
-        return reported_work + unreported_work, head_work, foreign_work
+        return reported_work + unreported_work, head_work

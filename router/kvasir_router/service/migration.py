@@ -1,5 +1,5 @@
-"""Has engines hand streams over: those that drain all of this router's, so that they can end at once and no client
-waits for a recomputation, others the one that is named.
+"""Has engines that drain hand this router's streams over, so that they can end at once and no client waits for a
+recomputation.
 
 An engine that exchanges KV with others ends such a stream in the middle, and keeps its blocks; it is then continued
 like one whose engine was lost, and the engine that goes on finds in the stream's journal where the blocks are. Only as
@@ -42,20 +42,20 @@ class Migration:
         self._asked[address.url] = asked
         movable = [ticket for ticket in tickets if ticket.can_move and ticket.number not in asked]
         leaving = movable[: self._num_places_elsewhere(address)]
-        accepted = await asyncio.gather(*(self.hand_over(address.url, ticket.request_id) for ticket in leaving))
+        accepted = await asyncio.gather(*(self._hand_over(address.url, ticket.request_id) for ticket in leaving))
         asked.update(ticket.number for ticket, is_accepted in zip(leaving, accepted, strict=True) if is_accepted)
 
-    async def hand_over(self, url: str, request_id: str) -> bool:
+    async def _hand_over(self, url: str, request_id: str) -> bool:
         """The stream of that id, as the engine knows it. False: it will not."""
         body = {"request_id": request_id}
         try:
             async with self._session.post(
                 f"{url}{MIGRATE_REQUEST_PATH}", json=body, headers=self._headers, timeout=_TIMEOUT
             ) as response:
-                logger.debug("request_id=%s: %s asked to hand it over: %d", request_id, url, response.status)
+                logger.debug("%s asked to hand it over: %d", url, response.status, extra={"request_id": request_id})
                 return response.status == 202
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            logger.info("request_id=%s: %s cannot be asked to hand it over: %s", request_id, url, error)
+            logger.info("%s cannot be asked to hand it over: %s", url, error, extra={"request_id": request_id})
             return False
 
     def _num_places_elsewhere(self, address: Address) -> int:

@@ -10,7 +10,7 @@ Imports ZMQ, 90 ms and 3 MB: only a router that was told --peers does.
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -30,23 +30,6 @@ _MAX_SUBSCRIPTION_BYTES = 1024  # whoever reaches the port may send these, witho
 _MAX_MESSAGE_BYTES = 2**20
 MAX_EVENTS = 500
 """Of a message: below 1 kB each."""
-
-
-TURN_SECONDS = 2.0
-
-
-def has_turn(own: bytes, peers: Collection[bytes], seconds: float) -> bool:
-    """When a router may act for a service whose routers act one after another, without asking anybody.
-
-    Each has its turn in the order of the names of those that hear one another, and begins nothing in its second half:
-    so long may what was begun take and their clocks differ, together. `seconds` since 1970. Without peers it is always
-    this router's.
-    """
-    if not peers:
-        return True
-    order = sorted({own, *peers})
-    number, into = divmod(seconds, TURN_SECONDS)
-    return order[int(number) % len(order)] == own and into < TURN_SECONDS / 2
 
 
 @dataclass(slots=True)
@@ -94,10 +77,6 @@ class PeerFeed:
     def num_peers(self) -> int:
         """That were heard lately."""
         return len(self._peers)
-
-    def has_turn(self, seconds: float) -> bool:
-        """Whether it is this router that may act now, of those that hear one another. `seconds` since 1970."""
-        return has_turn(self._name, self._peers, seconds)
 
     def attach(self, name: str, service: Peers) -> None:
         self._services[name] = service

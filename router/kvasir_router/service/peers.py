@@ -7,14 +7,13 @@ has told is forgotten with it: engines' reports count its requests in any case. 
 from collections.abc import Callable
 
 from kvasir_router.admission.queued_request import Waiting
-from kvasir_router.service.ledger import Ticket
+from kvasir_router.service.ledger import MAX_NAMED_LENGTH, Ticket
 from kvasir_router.service.load import InFlight
 from kvasir_router.service.peer_news import Dispatched, Event, Finished, News, Prefilled
 from kvasir_router.service.registry import Registry
 
 GATHER_SECONDS = 0.001
 """What happens within goes in one message."""
-_MAX_ID_LENGTH = 256  # clients choose ids; of a longer one no engine's report is recognized
 
 
 class Peers:
@@ -44,7 +43,7 @@ class Peers:
             Dispatched(
                 ticket.number,
                 ticket.url,
-                request.request_id[:_MAX_ID_LENGTH],
+                request.request_id[:MAX_NAMED_LENGTH],
                 request.cached_tokens,
                 request.uncached_tokens,
                 request.num_output_tokens,

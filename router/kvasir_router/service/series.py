@@ -96,19 +96,19 @@ class KvEventCollector(Collector):
             (
                 "kv_blocks_orphaned",
                 "KV blocks stored after one that is not known, and so matched by no prompt.",
-                sum(f.num_orphans for f in feeds),
+                sum(feed.index.num_orphans for feed in feeds),
             ),
             (
                 "kv_blocks_refused",
                 "KV blocks beyond --kv-index-size, which are not believed.",
-                sum(f.num_refused for f in feeds),
+                sum(feed.index.num_refused for feed in feeds),
             ),
         ):
             yield CounterMetricFamily(f"kvasir_router_{name}", text, value=value)
         yield GaugeMetricFamily(
             "kvasir_router_kv_blocks",
             "KV blocks known to be cached, of all engines together.",
-            sum(f.num_held for f in feeds),
+            sum(feed.index.num_held for feed in feeds),
         )
         lag = max((feed.max_lag_seconds for feed in feeds), default=0.0)
         yield GaugeMetricFamily(
@@ -160,17 +160,4 @@ class WakeCollector(_OfServices):
         (family,) = self.describe()
         for service in self._services:
             family.add_metric([service.name], service.wakes.buckets(), service.wakes.sum_seconds)
-        yield family
-
-
-class RebalancingCollector(_OfServices):
-    def describe(self) -> Iterator[CounterMetricFamily]:
-        text = "Running streams that an overfull engine was to hand over to one with room."
-        yield CounterMetricFamily("kvasir_router_rebalanced_streams", text, labels=("service", "outcome"))
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        (family,) = self.describe()
-        for service in self._services:
-            for outcome, number in service.rebalancing.num_by_outcome.items():
-                family.add_metric([service.name, outcome.value], number)
         yield family

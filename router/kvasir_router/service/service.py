@@ -39,7 +39,6 @@ from kvasir_router.service.health import Prober
 from kvasir_router.service.in_flight_limits import InFlightLimits
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.rebalancing import Rebalancing
 from kvasir_router.service.registry import Endpoint, EndpointState, ModelCatalog, Registry
 
 if TYPE_CHECKING:
@@ -146,7 +145,6 @@ class Service:
     picker: Picker
     pairing: Pairing | None
     fetching: PrefixFetching | None
-    rebalancing: Rebalancing
     router_secret: str | None
     clock: Callable[[], float]
     retry_budget: RetryBudget = field(default_factory=RetryBudget, init=False)
@@ -176,12 +174,11 @@ class Service:
         avoid: Set[str] = frozenset(),
         *,
         moved_from: str | None = None,
-        num_drawn_tokens: int = 0,
-        receiver: str | None = None,
+        num_generated_tokens: int = 0,
     ) -> Placement | None:
         """None when no endpoint can take the request now. `avoid`: urls of endpoints where it has failed. `moved_from`:
-        revision of the engine that has let go of it, `num_drawn_tokens` behind its prompt; others of that revision get
-        its KV from there, first of all `receiver`, the rest compute.
+        revision of the engine that has let go of it, `num_generated_tokens` behind its prompt; others of that revision
+        get its KV from there, the rest compute.
         """
         now = self.clock()
         cached = _NOTHING_CACHED if request.prefix is None else self.index.match(request.prefix, now)
@@ -193,12 +190,11 @@ class Service:
             prefills = self.registry.prefilling(request.model) if self.is_paired else None
             return self.picker.pick(request, serving, cached, now, avoid, prefills, self._written(request))
         receivers = [one for one in serving if one.revision == moved_from and one.url not in avoid]
-        chosen = [one for one in receivers if one.url == receiver and one.has_room and one.suspect_until <= now]
-        placement = self.picker.pick(request, chosen or receivers, cached, now, avoid)
+        placement = self.picker.pick(request, receivers, cached, now, avoid)
         if placement is None:
             return self.picker.pick(request, serving, cached, now, avoid)
         leg = decode_leg_on(placement.leg.endpoint, request, cached)
-        return replace(placement, leg=replace(leg, received_tokens=leg.received_tokens + num_drawn_tokens))
+        return replace(placement, leg=replace(leg, received_tokens=leg.received_tokens + num_generated_tokens))
 
     def holder(self, mark: str) -> Endpoint | None:
         """The engine of that mark; None: it is gone."""

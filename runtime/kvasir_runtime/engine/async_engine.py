@@ -22,6 +22,7 @@ from kvasir_runtime.engine.generation import ActiveRequest, ActiveSequence, Gene
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
+    Asleep,
     EndRequests,
     EngineFailed,
     EngineReady,
@@ -30,10 +31,14 @@ from kvasir_runtime.engine.messages import (
     RequestsEnd,
     RequestsMove,
     ResetPrefixCache,
+    Sleep,
     StepOutputs,
+    ToCore,
+    WakeUp,
 )
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import (
+    EngineAsleepError,
     EngineDeadError,
     InvalidRequestError,
     KvasirRuntimeError,
@@ -143,6 +148,7 @@ class AsyncEngine:
         """
         if self.dead is not None:
             raise self.dead
+        self.check_awake()
         if self.ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
         arrival = self._clock()
@@ -190,6 +196,34 @@ class AsyncEngine:
         for core in self._cores:
             core.channel.send(ResetPrefixCache())
 
+    @property
+    def sleep_level(self) -> int | None:
+        """None: all cores are awake."""
+        return max((core.sleep_level for core in self._cores if core.sleep_level is not None), default=None)
+
+    def check_awake(self) -> None:
+        """Raises EngineAsleepError."""
+        if (level := self.sleep_level) is not None:
+            raise EngineAsleepError(level)
+
+    async def sleep(self, level: int) -> None:
+        """Until all cores do. What is under way ends with an EngineAsleepError. Raises EngineDeadError."""
+        await self._have_all(Sleep(level=level), lambda core: core.sleep_level is not None)
+
+    async def wake_up(self) -> None:
+        """Until all cores take requests again. Raises EngineDeadError."""
+        await self._have_all(WakeUp(), lambda core: core.sleep_level is None)
+
+    async def _have_all(self, message: ToCore, is_done: Callable[[CoreClient], bool]) -> None:
+        for core in self._cores:
+            if not is_done(core):
+                core.channel.send(message)
+        while self.dead is None and not all(map(is_done, self._cores)):
+            self._has_news.clear()
+            await self._has_news.wait()
+        if self.dead is not None:
+            raise self.dead
+
     async def wait_until_pulled(self) -> None:
         """Until no blocks are kept for other engines: they have them, or their time is over."""
         while self._keeps_blocks():
@@ -205,8 +239,7 @@ class AsyncEngine:
     def give_up(self, error: KvasirRuntimeError) -> None:
         """Ends every generation with the error; the core drops their requests as they are left."""
         for core in self._cores:
-            for request in core.requests.values():
-                request.generation.fail(error)
+            core.give_up(error)
 
     def _added(
         self, request: GenerateRequest, first: int, so_far: Mapping[int, SequenceDelta]
@@ -270,7 +303,13 @@ class AsyncEngine:
             case EngineReady():
                 core.ready = message
                 core.stats = _stats_at_start(message)
+                core.sleep_level = None
                 self._note_ready()
+                self._has_news.set()
+            case Asleep():
+                core.sleep_level = message.level
+                core.give_up(EngineAsleepError(message.level))
+                self._has_news.set()
             case RequestsMove():
                 self._hand_over(core, message)
             case RequestsEnd():

@@ -9,6 +9,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,7 @@ from kvasir_runtime.engine.messages import (
     MoveRequests,
     RequestsEnd,
     ResetPrefixCache,
+    Sleep,
     StepOutputs,
 )
 from kvasir_runtime.engine.router_feed import RouterFeed
@@ -33,7 +35,7 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
 from kvasir_runtime.requests.stats import STEP_TOKENS_BOUNDS, SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler
-from kvasir_runtime.scheduling.step import DecayingRate, StepBudget, StepPlan, StepResult, TimedStep
+from kvasir_runtime.scheduling.step import DecayingRate, StepPlan, StepResult, TimedStep
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +73,11 @@ class StepExecutor(Protocol):
     def use_idle_time(self) -> None:
         """Nothing will come for a while."""
 
+    def release_kv(self) -> None:
+        """Give the KV cache's memory back; nothing is in it that is wanted."""
 
-class StepCosts(Protocol):
-    """Who wants to know how long steps take (the depth of speculation)."""
-
-    def observe_step(self, step: TimedStep) -> None: ...
+    def restore_kv(self) -> None:
+        """Take it again, before the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +128,16 @@ class EngineCore:
         scheduler: Scheduler,
         *,
         steps_ahead: int,
-        step_costs: StepCosts | None = None,
-        step_budget: StepBudget | None = None,
+        observers: Sequence[Callable[[TimedStep], None]] = (),
         router_feed: RouterFeed | None = None,
         transfers: KvTransfers | None = None,
         clock: Clock = time,
     ) -> None:
+        """`observers` want to know how long steps take."""
         self._executor = executor
         self._channel = channel
         self._scheduler = scheduler
         self._steps_ahead = steps_ahead
-        self._step_costs = step_costs
-        self._step_budget = step_budget
         self._router_feed = router_feed
         self._transfers = transfers
         self._clock = clock
@@ -145,6 +145,7 @@ class EngineCore:
         self._gone: set[int] = set()
         """API processes that have died; what they sent before may still come in."""
         self._rates = StepRates()
+        self._observers = (self._rates.observe_step, *observers)
         self._running_steps: deque[RunningStep] = deque()
         self._num_steps = 0
         self._num_failed_in_a_row = 0
@@ -152,11 +153,21 @@ class EngineCore:
         self._last_end = self._now()
         self._last_stats: SchedulerStats | None = None
         self._last_stats_time = 0.0
+        self._wanted_sleep: Sleep | None = None
 
-    def run(self) -> None:
-        """Step until steps fail again and again."""
-        while True:
+    def run(self) -> int:
+        """Step until steps fail again and again, or until the engine is to sleep: at the level that is returned. What
+        was under way is dropped then, and nothing is cached."""
+        while self._wanted_sleep is None:
             self.step()
+        level, self._wanted_sleep = self._wanted_sleep.level, None
+        for request_id in self._scheduler.all_requests():
+            self._abort(Abort(request_id))
+        while self._running_steps:
+            self._finish(self._running_steps.popleft(), Outcome())
+        self._scheduler.reset_prefix_cache()
+        self._emit(Outcome())
+        return level
 
     def step(self) -> None:
         """One turn of the loop: plan a step, and take the results of the oldest once enough are under way."""
@@ -203,6 +214,8 @@ class EngineCore:
                     self._channel.broadcast(RequestsEnd(names=message.names))
                 case ResetPrefixCache():
                     self._scheduler.reset_prefix_cache()
+                case Sleep():
+                    self._wanted_sleep = message
                 case ApiGone():
                     self._gone.add(message.api_index)
                     self._channel.forget(message.api_index)
@@ -261,11 +274,8 @@ class EngineCore:
             clock_seconds=clock_seconds,
             is_warming_up=result.times.is_warming_up,
         )
-        self._rates.observe_step(step)
-        if self._step_costs is not None:
-            self._step_costs.observe_step(step)
-        if self._step_budget is not None:
-            self._step_budget.observe_step(step)
+        for observe in self._observers:
+            observe(step)
 
     def _now(self) -> Moment:
         return Moment(self._clock.monotonic(), self._clock.thread_time())
@@ -302,7 +312,7 @@ class EngineCore:
         is_due = self._last_step_time - self._last_stats_time >= STATS_INTERVAL_SECONDS
         if not is_due and not self._is_idle:
             return
-        stats = self._stats()
+        stats = self._stats()  # with what was published just now
         if is_due or stats != self._last_stats:
             self._last_stats_time = self._last_step_time
             self._last_stats = stats

@@ -8,12 +8,13 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
 
+from kvasir_logging import log_to_stderr
 from kvasir_runtime.config import KvEventsConfig, KvTransferConfig, RuntimeConfig, SchedulerConfig, SpeculativeConfig
 from kvasir_runtime.engine.channel import CoreChannel, tell_api_processes
 from kvasir_runtime.engine.core import EngineCore, StepExecutor
@@ -21,12 +22,12 @@ from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReporter
 from kvasir_runtime.engine.messages import EngineFailed, EngineReady
 from kvasir_runtime.engine.router_feed import EventPublisher, RouterFeed
+from kvasir_runtime.engine.sleeping import KV_LEVEL, WEIGHTS_LEVEL, free_memory, sleep_until_woken
 from kvasir_runtime.errors import KvasirRuntimeError, RankFailedError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.heartbeat import Heartbeats, beating, core_heartbeats
 from kvasir_runtime.kv_cache.events import KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import num_tokens_in
-from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.ranks.start import running_ranks_of
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
 from kvasir_runtime.scheduling.step import SchedulerLimits, StepBudget
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 def run_engine_core(config: RuntimeConfig, ipc_dir: Path, data_rank: int) -> None:
     """The child's whole life."""
-    configure_logging(config.server.log_level)
+    log_to_stderr(config.server.log_level, config.server.log_format)
     num_apis, num_cores = config.server.api_server_count, config.parallel.data_parallel_size
     channel = CoreChannel(ipc_dir, num_apis, data_rank)
     heartbeats = core_heartbeats(ipc_dir, num_apis, num_cores, data_rank)
@@ -82,16 +83,36 @@ def _serve(
     heartbeats: Heartbeats,
     publisher: EventPublisher | None,
     others: SideChannel | None,
+) -> NoReturn:
+    """With weights, and without while it sleeps at level 2."""
+    with ExitStack() as signs_of_life:
+        begin = cache(lambda: signs_of_life.enter_context(beating(heartbeats)))  # goes on while it loads again
+        while True:
+            _run_with_weights(config, data_rank, channel, ipc_dir, begin, publisher, others)
+            free_memory()
+            sleep_until_woken(channel, WEIGHTS_LEVEL)
+
+
+def _run_with_weights(
+    config: RuntimeConfig,
+    data_rank: int,
+    channel: CoreChannel,
+    ipc_dir: Path,
+    begin_beating: Callable[[], None],
+    publisher: EventPublisher | None,
+    others: SideChannel | None,
 ) -> None:
+    """Until the engine is to sleep without. Behind it nothing of them is left."""
     instance = secrets.token_hex(8)
     end = partial(_end_with, ipc_dir, config.server.api_server_count, data_rank)
     with (
         running_ranks_of(config, ipc_dir, data_rank, end) as ranks,
         transfer_agent(config, ranks, others, instance, ipc_dir, data_rank) as agent,
-        beating(heartbeats),  # from before anybody knows that it is ready
     ):
+        begin_beating()  # from before anybody knows that it is ready
         rank = ranks.description
-        channel.broadcast(_ready_message(config, rank, instance))
+        ready = _ready_message(config, rank, instance)
+        channel.broadcast(ready)
         logger.info(
             "ready: %s on %s, attention %s, %d KV blocks of %d tokens, context %d; %s",
             config.model.model, rank.device, rank.attention_backend, rank.num_blocks, config.cache.block_size,
@@ -101,7 +122,12 @@ def _serve(
         gc.collect()
         gc.freeze()  # what loading left behind is not walked again in the middle of a step
         feed = None if publisher is None else router_feed(config, rank, publisher, instance, agent)
-        engine_core(config, rank, ranks.executor, channel, feed, agent).run()
+        core = engine_core(config, rank, ranks.executor, channel, feed, agent)
+        while core.run() == KV_LEVEL:
+            ranks.executor.release_kv()
+            sleep_until_woken(channel, KV_LEVEL)
+            ranks.executor.restore_kv()
+            channel.broadcast(ready)
 
 
 def _end_with(ipc_dir: Path, num_apis: int, data_rank: int, failure: RankFailedError) -> NoReturn:
@@ -179,8 +205,7 @@ def engine_core(
         channel,
         scheduler,
         steps_ahead=steps_ahead,
-        step_costs=depth,
-        step_budget=limits.step_budget,
+        observers=[each.observe_step for each in (depth, limits.step_budget) if each is not None],
         router_feed=feed,
         transfers=None if agent is None else kv_transfers(config.cache.kv_transfer_config, scheduler, agent),
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from kvasir_runtime.child_process import follow_parent
+from kvasir_runtime.child_process import follow_parent, interrupts_blocked
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.engine.channel import tell_api_processes
 from kvasir_runtime.engine.messages import EngineFailed
@@ -64,7 +64,8 @@ def running_engine_core(
     Behind the block nothing of it is left: neither the process nor anything that touches `ipc_dir`.
     """
     process = make_process(CoreProcessArguments(config, ipc_dir, os.getpid(), data_rank))
-    process.start()
+    with interrupts_blocked():
+        process.start()
     has_to_end = threading.Event()
 
     def watch() -> None:
@@ -86,8 +87,7 @@ def running_engine_core(
 def _run_engine_core(arguments: CoreProcessArguments) -> None:
     follow_parent(arguments.parent_pid)
     share_one_arena()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's and Kubernetes' signals are the parent's
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the terminal's signals, Kubernetes' are the parent's
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)  # read when torch loads OpenMP
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default, which Triton 3.9 warns will change

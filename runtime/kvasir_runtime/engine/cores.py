@@ -18,6 +18,7 @@ import numpy as np
 from kvasir_runtime.engine.channel import EngineChannel
 from kvasir_runtime.engine.generation import ActiveRequest
 from kvasir_runtime.engine.messages import EngineReady
+from kvasir_runtime.errors import KvasirRuntimeError
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.transfer.metrics import TransferStats
 
@@ -35,6 +36,8 @@ class CoreClient:
     last_progress: float
     """When it finished a step, or was given work after it had none: seconds of the engine's clock."""
     ready: EngineReady | None = None
+    sleep_level: int | None = None
+    """None: it is awake."""
     stats: SchedulerStats | None = None
     requests: dict[str, ActiveRequest] = field(default_factory=dict)
     """Of this process, that have not ended."""
@@ -66,6 +69,11 @@ class CoreClient:
         if request is not None:
             self.take_begun(request)
         return request
+
+    def give_up(self, error: KvasirRuntimeError) -> None:
+        """End the generation of each request."""
+        for request in self.requests.values():
+            request.generation.fail(error)
 
     def clear(self) -> None:
         self.requests.clear()

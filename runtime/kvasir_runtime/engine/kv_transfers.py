@@ -238,7 +238,7 @@ class KvTransfers:
         self._remote.settle(event.request_id, event.num_blocks)
         failure = event.failure
         if failure is not None and failure.reason != "cancelled":
-            logger.warning("request %s: %s", event.request_id, failure.message)
+            logger.warning("%s", failure.message, extra={"request_id": event.request_id})
             if self._fails_requests and not pull.wish.is_lookup:
                 return self._scheduler.give_up(event.request_id, f"its prompt cannot be had: {failure.message}")
         self._scheduler.release(event.request_id)

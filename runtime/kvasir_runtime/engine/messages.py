@@ -41,6 +41,16 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Let nothing that is cached now be found again."""
 
 
+class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """End all requests and give memory back (`sleeping`)."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag=True):
+    """Take the memory again. `EngineReady` follows."""
+
+
 class ApiGone(msgspec.Struct, frozen=True, tag=True):
     """From the parent of the API processes: one of them has died, and with it whoever waited for its requests."""
 
@@ -92,11 +102,17 @@ class RequestsEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     names: list[str]
 
 
+class Asleep(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To every API process: what was under way is dropped, and so is what comes, until the next `EngineReady`."""
+
+    level: int
+
+
 class EngineFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last word of an engine core that cannot go on."""
 
     error: str
 
 
-ToCore = AddRequest | AbortRequests | MoveRequests | EndRequests | ResetPrefixCache | ApiGone | Wake
-FromCore = StepOutputs | EngineReady | RequestsMove | RequestsEnd | EngineFailed
+ToCore = AddRequest | AbortRequests | MoveRequests | EndRequests | ResetPrefixCache | Sleep | WakeUp | ApiGone | Wake
+FromCore = StepOutputs | EngineReady | RequestsMove | RequestsEnd | Asleep | EngineFailed

@@ -4,6 +4,10 @@ A router that starts late, or was away for long, must learn what an engine has h
 most of all the system prompts that all share. So what leaves the buffer is folded into the set of blocks that are
 still there, and a replay from further back begins with AllBlocksCleared and those: ordinary events, which any reader
 understands. Appended to by one thread and read by another.
+
+A reader knows a block by those before it. So a block comes behind its parent, and where that is gone while it is still
+there itself, the parent is sent too, and at the end that it was removed: then the block counts again once the parent
+comes back, as for those who heard everything.
 """
 
 import itertools
@@ -11,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -52,13 +57,69 @@ class _UnreadBatch(msgspec.Struct, frozen=True, array_like=True):
     events: list[_StoredUnread | BlockRemoved | AllBlocksCleared]
 
 
+@dataclass(slots=True)
+class _Block:
+    event: _StoredUnread
+    place: int
+    """Of the block in it."""
+    parent: bytes | None
+    """None where no block before it is known."""
+    num_children: int = 0
+
+
+class _CondensedBlocks:
+    """Those that are there, and those before them, in an order in which each comes behind its parent: one that returns
+    keeps its place before its children."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, _Block] = {}
+        self._gone: set[bytes] = set()
+
+    def snapshot(self) -> tuple[list[_Block], list[bytes]]:
+        """All, and which of them are gone."""
+        return list(self._blocks.values()), list(self._gone)
+
+    def fold(self, event: _StoredUnread | BlockRemoved | AllBlocksCleared) -> None:
+        match event:
+            case _StoredUnread():
+                for place, block_hash in enumerate(event.block_hashes):
+                    parent = event.block_hashes[place - 1] if place else event.parent_block_hash
+                    self._store(block_hash, _Block(event, place, parent if parent in self._blocks else None))
+            case BlockRemoved():
+                for block_hash in event.block_hashes:
+                    self._remove(block_hash)
+            case AllBlocksCleared():
+                self._blocks.clear()
+                self._gone.clear()
+
+    def _store(self, block_hash: bytes, block: _Block) -> None:
+        self._gone.discard(block_hash)
+        if block_hash in self._blocks:
+            return
+        self._blocks[block_hash] = block
+        if block.parent is not None:
+            self._blocks[block.parent].num_children += 1
+
+    def _remove(self, block_hash: bytes) -> None:
+        """With those before it that nobody needs any more."""
+        if block_hash not in self._blocks:
+            return
+        self._gone.add(block_hash)
+        at: bytes | None = block_hash
+        while at in self._gone and not self._blocks[at].num_children:
+            self._gone.remove(at)
+            at = self._blocks.pop(at).parent
+            if at is not None:
+                self._blocks[at].num_children -= 1
+
+
 class ReplayBuffer:
     def __init__(self, num_batches: int, data_parallel_rank: int | None = None) -> None:
         self._data_parallel_rank = data_parallel_rank
         self._batches: deque[tuple[int, bytes]] = deque()
         self._num_batches = num_batches
-        self._condensed: dict[bytes, tuple[_StoredUnread, int]] = {}
-        """Hash of each block that was there before the first of the batches -> the event, and its place in that."""
+        self._condensed = _CondensedBlocks()
+        """Those before the first of the batches."""
         self._decoder = msgspec.msgpack.Decoder(_UnreadBatch)
         self._lock = threading.Lock()
 
@@ -66,7 +127,8 @@ class ReplayBuffer:
         """The next batch, as it is sent; sequences have no gaps."""
         with self._lock:
             if len(self._batches) == self._num_batches:
-                self._condense(self._batches.popleft()[1])
+                for event in self._decoder.decode(self._batches.popleft()[1]).events:
+                    self._condensed.fold(event)
             self._batches.append((sequence, payload))
 
     def since(self, start: int) -> Iterator[tuple[int, bytes]]:
@@ -76,27 +138,15 @@ class ReplayBuffer:
             oldest = self._batches[0][0] if self._batches else start
             num_skipped = min(max(0, start - oldest), len(self._batches))
             batches = list(itertools.islice(self._batches, num_skipped, None))
-            condensed = list(self._condensed.values()) if start < oldest else None
+            condensed = self._condensed.snapshot() if start < oldest else None
         if condensed is not None:
-            for sequence, events in _condensed_batches(condensed, start, oldest):
+            for sequence, events in _condensed_batches(*condensed, start, oldest):
                 yield sequence, msgspec.msgpack.encode(EventBatch(time.time(), events, self._data_parallel_rank))
         yield from batches
 
-    def _condense(self, payload: bytes) -> None:
-        for event in self._decoder.decode(payload).events:
-            match event:
-                case _StoredUnread():
-                    for index, block_hash in enumerate(event.block_hashes):
-                        self._condensed[block_hash] = event, index
-                case BlockRemoved():
-                    for block_hash in event.block_hashes:
-                        self._condensed.pop(block_hash, None)
-                case AllBlocksCleared():
-                    self._condensed.clear()
-
 
 def _condensed_batches(
-    blocks: list[tuple[_StoredUnread, int]], start: int, end: int
+    blocks: list[_Block], gone: list[bytes], start: int, end: int
 ) -> Iterator[tuple[int, list[KvEvent]]]:
     """As few batches as there are sequences for, the last of them just before `end`."""
     size = max(CONDENSED_BLOCKS, -(-len(blocks) // (end - start)))
@@ -104,18 +154,19 @@ def _condensed_batches(
     for sequence, chunk in zip(itertools.count(end - len(chunks)), chunks, strict=False):
         events: list[KvEvent] = [AllBlocksCleared()] if sequence == end - len(chunks) else []
         events += _joined(chunk)
+        if gone and sequence == end - 1:
+            events.append(BlockRemoved(gone))
         yield sequence, events
 
 
-def _joined(blocks: list[tuple[_StoredUnread, int]]) -> Iterator[BlockStored]:
+def _joined(blocks: list[_Block]) -> Iterator[BlockStored]:
     """Neighbours that one event brought are one event again."""
     first = 0
-    for place, (event, index) in enumerate(blocks):
-        has_next = place + 1 < len(blocks) and _follows(blocks[place + 1], event, index)
-        if not has_next:
-            yield event.part(blocks[first][1], index + 1)
-            first = place + 1
+    for index, block in enumerate(blocks):
+        if index + 1 == len(blocks) or not _follows(blocks[index + 1], block):
+            yield block.event.part(blocks[first].place, block.place + 1)
+            first = index + 1
 
 
-def _follows(block: tuple[_StoredUnread, int], event: _StoredUnread, index: int) -> bool:
-    return block[0] is event and block[1] == index + 1
+def _follows(block: _Block, before: _Block) -> bool:
+    return block.event is before.event and block.place == before.place + 1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvasir_runtime.encoders.attention import Texts
+from kvasir_runtime.execution.kv_memory import KvMemory
 from kvasir_runtime.execution.step_features import PendingResult, TensorColumns
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.kernels.sample import VerifiedTokens
@@ -41,6 +42,10 @@ class EncoderRunner:
     def kv_buffer(self) -> Tensor:
         """Nothing is kept."""
         return torch.empty((0, 0), dtype=torch.uint8, device=self._transfers.device)
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return KvMemory(self.kv_buffer)
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:

@@ -20,6 +20,8 @@ from kvasir_runtime.scheduling.step import StepPlan, StepResult
 if TYPE_CHECKING:
     from torch import Tensor  # not for a core whose ranks are elsewhere
 
+    from kvasir_runtime.execution.kv_memory import KvMemory
+
 logger = logging.getLogger(__name__)
 
 
@@ -36,6 +38,10 @@ class StepRunner(Protocol):
     @property
     def kv_buffer(self) -> "Tensor":
         """That the steps write, uint8 [num_blocks, page_bytes]."""
+
+    @property
+    def kv_memory(self) -> "KvMemory":
+        """Under it."""
 
     def forward(self, plan: StepPlan) -> None: ...
 
@@ -81,6 +87,14 @@ class Executor:
         """Nothing will come for a while: let the runner do, piece by piece, what steps can do without."""
         self._queue.put(self._begin_idle_time)
 
+    def release_kv(self) -> None:
+        """Behind all steps: give the KV cache's memory back."""
+        self._queue.put(self._release_kv)
+
+    def restore_kv(self) -> None:
+        """Take it again, before any step. A failure is the next step's."""
+        self._queue.put(self._restore_kv)
+
     def close(self) -> None:
         """End the thread after the step that it is in."""
         self._queue.put(None)
@@ -104,6 +118,16 @@ class Executor:
 
     def _begin_idle_time(self) -> None:
         self._is_idle = True
+
+    def _release_kv(self) -> None:
+        self._is_idle = False
+        self._runner.kv_memory.release()
+
+    def _restore_kv(self) -> None:
+        try:
+            self._runner.kv_memory.restore()
+        except Exception as error:
+            self._failure = error
 
     def _forward(self, plan: StepPlan) -> None:
         self._is_idle = False

@@ -4,7 +4,6 @@ What a word needs to be complete is told by its row's own tokens and drafts, on 
 and a sequence that comes back after preemption, or from another engine, is where its tokens have brought it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -20,11 +19,11 @@ from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
 from kvasir_runtime.execution.transfers import Transfers
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import StepPlan
+from kvasir_runtime.structured.vocabulary import ALL_ALLOWED, mask_of, num_words
 
 _NEVER = float("-inf")
 _ANY, _NONE = -1, -2
 """In the place of a token: before a word's first one, where any may stand, and before the output's first."""
-_ALL_ALLOWED = np.int32(-1)
 
 
 def taken_rows(plan: StepPlan) -> dict[int, SamplingParams]:
@@ -47,25 +46,15 @@ class AllowedTokens(StepFeature):
             self.wants[row] = sampling.allowed_token_ids is not None
             self._words.pop(row, None)
             if sampling.allowed_token_ids is not None:
-                self._words[row] = _packed(sampling.allowed_token_ids, self._vocab_size)
+                self._words[row] = mask_of(sampling.allowed_token_ids, self._vocab_size)
 
     def mask(self, step: ForwardedStep) -> TokenMask | None:
         own = step.positions.having(self.name, self.wants)
         if own is None:
             return None
-        masks = np.full((step.positions.num_positions, _num_words(self._vocab_size)), _ALL_ALLOWED)
+        masks = np.full((step.positions.num_positions, num_words(self._vocab_size)), ALL_ALLOWED)
         masks[own.host_index] = [self._words[row] for row in own.host_rows.tolist()]
         return masks
-
-
-def _num_words(vocab_size: int) -> int:
-    return vocab_size // 32 + 1
-
-
-def _packed(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
-    bits = np.zeros(32 * _num_words(vocab_size), dtype=np.bool_)
-    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = True
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

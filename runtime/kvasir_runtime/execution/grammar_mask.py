@@ -21,11 +21,9 @@ from kvasir_runtime.execution.step_features import DrawnStep, ForwardedStep, Ste
 from kvasir_runtime.execution.transfers import Download, Transfers
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import GRAMMAR, StepPlan
-from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
+from kvasir_runtime.structured.vocabulary import ALL_ALLOWED, Matcher, Vocabulary, mask_of, num_words
 
 logger = logging.getLogger(__name__)
-
-ALL_ALLOWED = np.int32(-1)
 
 
 @dataclass(slots=True)
@@ -165,11 +163,10 @@ class GrammarMask(StepFeature):
         return {"rows": np.array(broken, dtype=np.int32)} if broken else None
 
     def _begin(self, grammar: str, sampling: SamplingParams, output_token_ids: list[int]) -> Followed:
-        followed = Followed(None, 0, 0, sampling, np.zeros(0, dtype=np.int32))
+        stop_words = mask_of(sampling.stop_token_ids, self._rows.sampling.vocab_size)
+        followed = Followed(None, 0, 0, sampling, stop_words)
         try:
-            vocabulary = self._vocabulary()
-            followed.stop_words = vocabulary.words(sampling.stop_token_ids)
-            followed.matcher = vocabulary.matcher(grammar)
+            followed.matcher = self._vocabulary().matcher(grammar)
             followed.accept(output_token_ids)
         except KvasirRuntimeError as error:
             _give_up(followed, error)

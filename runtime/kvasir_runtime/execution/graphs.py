@@ -104,9 +104,10 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         wanted = [*query_lens] if is_exact else _with_means(query_lens)
         self._query_lens = sorted(wanted)
-        self._wanted: list[GraphShape] = []
+        self._all_wanted: list[GraphShape] = []
         if not is_exact:
-            self._wanted = [self._shape(size, query_len) for query_len in wanted for size in self._sizes]
+            self._all_wanted = [self._shape(size, query_len) for query_len in wanted for size in self._sizes]
+        self._wanted = [*self._all_wanted]
         self._memory = memory
         self._is_exact = is_exact
         self._steps_before = STEPS_BEFORE_RECORDING if is_exact else STEPS_BEFORE_CAPTURE
@@ -142,6 +143,13 @@ class DecodeGraphs:
             return False
         self._try_capture(max(self._wanted, key=lambda shape: self._num_misses[shape]))
         return bool(self._wanted)
+
+    def forget(self) -> None:
+        """What was captured: it points to memory that is given back. All is wanted as in the beginning."""
+        self._memory.bytes_left += sum(captured.memory_bytes for captured in self._captured.values())
+        self._captured.clear()
+        self._wanted = [*self._all_wanted]
+        self._num_uneven, self._has_ended = 0, False
 
     def take_warming_up(self) -> bool:
         """Whether steps since the last question wanted a graph that was not there before them, and that steps like them
@@ -242,6 +250,11 @@ class RunnerGraphs:
     def capture_next(self) -> bool:
         """As `DecodeGraphs.capture_next`; those of what was asked for first come first."""
         return any(graphs.capture_next() for graphs in self._made)
+
+    def forget(self) -> None:
+        """As `DecodeGraphs.forget`."""
+        for graphs in self._made:
+            graphs.forget()
 
     def take_warming_up(self) -> bool:
         """As `DecodeGraphs.take_warming_up`, of all of them."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import LayerCache
 from kvasir_runtime.config import CacheConfig
-from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import use_huge_pages
 from kvasir_runtime.kv_cache.spec import KvLayout, KvPlace, KvSpec
 
@@ -49,8 +48,7 @@ def blocks_of_sequence(layout: KvLayout, num_tokens: int, max_num_batched_tokens
 
 
 def num_kv_blocks(cache: CacheConfig, layout: KvLayout, memory: DeviceMemory, limits: SequenceLimits) -> int:
-    """Blocks to allocate. Raises ConfigurationError for a size that can never work."""
-    _check(cache)
+    """Blocks to allocate."""
     if cache.num_gpu_blocks_override is not None:
         return cache.num_gpu_blocks_override
     one_sequence = blocks_of_sequence(layout, limits.max_model_len, limits.max_num_batched_tokens)
@@ -101,19 +99,6 @@ def _layer_cache(block_size: int, spec: KvSpec, place: KvPlace, buffer: Tensor) 
         part.view(torch.float32).view(heads) for part in parts[: -spec.num_tensors]
     ] or [None]
     return LayerCache(tensors[0], tensors[-1], place.group, scales[0], scales[-1])
-
-
-def _check(cache: CacheConfig) -> None:
-    """Raises ConfigurationError for a value that can never work."""
-    share = cache.gpu_memory_utilization
-    if share is not None and not 0 < share <= 1:
-        raise ConfigurationError(f"--gpu-memory-utilization {share}: expected a share above 0 and at most 1")
-    for flag, value in (
-        ("--kv-cache-memory-bytes", cache.kv_cache_memory_bytes),
-        ("--num-gpu-blocks-override", cache.num_gpu_blocks_override),
-    ):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{flag} {value}: expected at least 1; leave it out to take a share of the memory")
 
 
 def _cache_bytes(cache: CacheConfig, memory: DeviceMemory, sequence_bytes: int) -> int:

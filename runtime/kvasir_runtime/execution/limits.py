@@ -48,8 +48,6 @@ def resolve_max_num_batched_tokens(
 
     Every running sequence decodes in every step; without chunked prefill a whole prompt must fit into one, too.
     """
-    if scheduler.max_num_seqs < 1:
-        raise ConfigurationError(f"--max-num-seqs {scheduler.max_num_seqs}: expected at least 1")
     wanted = scheduler.max_num_batched_tokens
     default = max(_DEFAULT_BATCHED_TOKENS[device.type], scheduler.max_num_seqs * (1 + max_drafts))
     if wanted is not None and wanted < scheduler.max_num_seqs:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.attention.backend import NO_EXTRAS, AttentionBackend, LayerCache, StepInputs
 from kvasir_runtime.execution.kv_buffer import copy_blocks
+from kvasir_runtime.execution.kv_memory import KvMemory
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, store_drafts
 from kvasir_runtime.execution.sampler import draw, takes_most_likely
@@ -75,11 +76,10 @@ class ModelRunner:
         features: Sequence[StepFeature] = (),
         extras: Mapping[str, Tensor] = NO_EXTRAS,
         tensor: Collectives | None = None,
-        idle_work: Sequence[Callable[[], bool]] = (),
+        kv_memory: KvMemory | None = None,
         take_warming_up: Callable[[], bool] | None = None,
     ) -> None:
-        """`extras` are the features' buffers; of `idle_work` the first that has any is done; `take_warming_up` as of
-        `RunnerGraphs`."""
+        """`extras` are the features' buffers; `take_warming_up` as of `RunnerGraphs`."""
         self._rows = rows
         self._buffer = buffer
         self._compute = compute
@@ -88,7 +88,7 @@ class ModelRunner:
         self._proposer = proposer
         self._transfers = transfers
         self._tensor = SingleRank() if tensor is None else tensor
-        self._idle_work = idle_work
+        self._kv_memory = KvMemory(buffer) if kv_memory is None else kv_memory
         self._take_warming_up = take_warming_up
         self._inputs = StepInputBuilder(rows, ops.prepare_inputs, max_num_batched_tokens, transfers, extras)
         self._positions = SampledPositionsBuilder(rows, transfers)
@@ -101,6 +101,10 @@ class ModelRunner:
     @property
     def kv_buffer(self) -> Tensor:
         return self._buffer
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._kv_memory
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
@@ -145,7 +149,7 @@ class ModelRunner:
     def use_idle_time(self) -> bool:
         """Do one piece of what makes later steps faster (capture a graph); to be called between steps while there is no
         work. False: nothing is left to do."""
-        return any(work() for work in self._idle_work)
+        return self._kv_memory.prepare_next()
 
     def _kept_tokens(
         self, step: ForwardedStep, wanted: dict[str, NDArray[np.int64]], is_proposing: bool

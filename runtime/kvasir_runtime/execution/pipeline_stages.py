@@ -6,7 +6,7 @@ raises. So a failed step leaves no other stage waiting, and ends its own request
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvasir_runtime.errors import CollectiveFailedError, StageFailedError
 from kvasir_runtime.execution.executor import PendingResult, StepRunner
+from kvasir_runtime.execution.kv_memory import KvMemory
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.rows import Rows
 from kvasir_runtime.execution.stage_buffer import LineFormat, StageBuffer
@@ -67,7 +68,7 @@ class EarlierStage:
         *,
         entering: StageBuffer | None,
         leaving: LineFormat,
-        idle_work: Sequence[Callable[[], bool]] = (),
+        kv_memory: KvMemory | None = None,
     ) -> None:
         """Nothing enters the first stage."""
         self._layers = layers
@@ -75,11 +76,15 @@ class EarlierStage:
         self._failures = failures
         self._entering = entering
         self._leaving = leaving
-        self._idle_work = idle_work
+        self._kv_memory = KvMemory(layers.kv_buffer) if kv_memory is None else kv_memory
 
     @property
     def kv_buffer(self) -> Tensor:
         return self._layers.kv_buffer
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._kv_memory
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
@@ -97,7 +102,7 @@ class EarlierStage:
         return NothingDrawn()
 
     def use_idle_time(self) -> bool:
-        return any(work() for work in self._idle_work)
+        return self._kv_memory.prepare_next()
 
 
 class NothingDrawn:
@@ -132,6 +137,10 @@ class LastStage:
     @property
     def kv_buffer(self) -> Tensor:
         return self._runner.kv_buffer
+
+    @property
+    def kv_memory(self) -> KvMemory:
+        return self._runner.kv_memory
 
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:

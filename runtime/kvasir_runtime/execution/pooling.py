@@ -3,6 +3,8 @@
 Sums are kept in float64 from chunk to chunk, so it makes no difference how a prompt is cut.
 """
 
+from operator import attrgetter
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from kvasir_runtime.scheduling.step import POOLED, StepPlan
 
 class Pooler(StepFeature):
     name = POOLED
+    asked_by = attrgetter("pooling")
 
     def __init__(
         self, rows: Rows, transfers: Transfers, pooling: PoolingDescription, head: Head, hidden_size: int

@@ -42,6 +42,7 @@ class Trait:
     """top_p without top_k: what it keeps depends on all tokens."""
 
     ADJUSTMENTS = PENALTIES | LOGIT_BIAS | MIN_TOKENS
+    LISTS = LOGIT_BIAS | MIN_TOKENS
 
 
 class SamplingRows:
@@ -71,7 +72,12 @@ class SamplingRows:
         self.wants_prompt_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self.num_prompt_logprobs = np.zeros(num_rows, dtype=np.int64)
 
-    def traits_of(self, rows: Int32Array) -> int:
+    @property
+    def _has_lists(self) -> bool:
+        """Whether a row has one, or had one that is not forgotten yet."""
+        return self.stop_token_ids.shape[1] + self.bias_token_ids.shape[1] > 0
+
+    def traits_of(self, rows: Int32Array | Sequence[int]) -> int:
         """All that some of these rows need."""
         return int(np.bitwise_or.reduce(self.traits[rows]))
 
@@ -99,6 +105,10 @@ class SamplingRows:
         self._floats[:, index] = floats
         self._integers[:, index] = integers
         self.seeds[index] = seeds
+        if self._has_lists or self.traits_of(rows) & Trait.LISTS:
+            self._write_lists(rows, samplings)
+
+    def _write_lists(self, rows: Sequence[int], samplings: Sequence[SamplingParams]) -> None:
         self._fit_widths(rows, samplings)
         for row, sampling in zip(rows, samplings, strict=True):
             if self.traits[row] & Trait.MIN_TOKENS:
@@ -356,7 +366,12 @@ class PopulatedPages:
         self._populate = populate
         self._bytes = buffer.view(-1)
         self._page_bytes = buffer.shape[1]
-        self._num_populated = 0 if buffer.device.type == "cpu" else buffer.nbytes
+        self._is_on_cpu = buffer.device.type == "cpu"
+        self.forget()
+
+    def forget(self) -> None:
+        """None is there."""
+        self._num_populated = 0 if self._is_on_cpu else self._bytes.nbytes
         self._is_filling = True
 
     def populate_next(self) -> bool:

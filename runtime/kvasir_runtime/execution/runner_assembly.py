@@ -13,6 +13,7 @@ from kvasir_runtime.execution.forbidden_tokens import AllowedTokens, BadWords
 from kvasir_runtime.execution.grammar_mask import GrammarMask
 from kvasir_runtime.execution.graphs import RunnerGraphs
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, allocate_kv_buffer, layer_caches
+from kvasir_runtime.execution.kv_memory import KvMemory, Preparation
 from kvasir_runtime.execution.layer_runner import LayerRunner
 from kvasir_runtime.execution.model_runner import EagerDecoder, ModelRunner
 from kvasir_runtime.execution.pipeline import Pipeline
@@ -167,7 +168,7 @@ class RunnerAssembly:
             features=memory.features,
             extras=memory.extras,
             tensor=self.placement.tensor,
-            idle_work=_idle_work(memory, graphs),
+            kv_memory=_kv_memory(memory, graphs),
             take_warming_up=graphs.take_warming_up,
         )
 
@@ -190,7 +191,7 @@ class RunnerAssembly:
             self._failures(pipeline),
             entering=memory.entering,
             leaving=self._lines_before(pipeline, self.decoder.first_layer + len(self.decoder.layers)),
-            idle_work=_idle_work(memory, graphs),
+            kv_memory=_kv_memory(memory, graphs),
         )
 
     @property
@@ -235,5 +236,8 @@ def step_features(rows: Rows, to_logits: Callable[[Tensor], Tensor]) -> tuple[St
     return Logprobs(rows), PromptScores(rows, to_logits), BeamCandidates(rows)
 
 
-def _idle_work(memory: RunnerMemory, graphs: RunnerGraphs) -> tuple[Callable[[], bool], ...]:
-    return PopulatedPages(memory.buffer, memory.rows).populate_next, graphs.capture_next
+def _kv_memory(memory: RunnerMemory, graphs: RunnerGraphs) -> KvMemory:
+    """Recordings of a CPU stay true, since addresses do."""
+    pages = PopulatedPages(memory.buffer, memory.rows)
+    capturing = Preparation(graphs.capture_next, graphs.forget if memory.buffer.is_cuda else lambda: None)
+    return KvMemory(memory.buffer, [Preparation(pages.populate_next, pages.forget), capturing])

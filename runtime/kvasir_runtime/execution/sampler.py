@@ -11,10 +11,8 @@ from torch import Tensor
 from kvasir_runtime.execution.logit_adjustments import adjust_logits
 from kvasir_runtime.execution.rows import Rows, Trait
 from kvasir_runtime.execution.step_inputs import SampledPositions, Subset
-from kvasir_runtime.kernels.look_up import look_up_reference
-from kvasir_runtime.kernels.philox import uniform_reference
+from kvasir_runtime.kernels.draw import least_likely_kept_reference, look_up_reference, uniform_reference
 from kvasir_runtime.kernels.step_ops import StepOps
-from kvasir_runtime.kernels.top_k_top_p import least_likely_kept_reference
 
 
 def takes_most_likely(positions: SampledPositions, mask: Tensor | None) -> bool:

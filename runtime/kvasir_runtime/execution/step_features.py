@@ -80,7 +80,8 @@ class StepFeature:
     extras: Mapping[str, TokenExtra] = MappingProxyType({})
     """What it fills in for layers to read."""
     asked_by: Callable[[RequestSpec], object] | None = None
-    """What asks for it, if true; None: `on_rows` is called whatever the plan's sequences ask for."""
+    """What asks for it, if true: then, and while any row wants it, `on_rows` is called. None: never, since the rows'
+    own bookkeeping has who wants it."""
 
     def on_rows(self, plan: StepPlan) -> None:
         """The rows have taken over a plan with sequences added or forked, or tokens written."""
@@ -108,6 +109,7 @@ class StepFeatures:
 
     def __init__(self, features: Sequence[StepFeature], rows: Rows) -> None:
         self._features = tuple(features)
+        self._asked = [(feature, feature.asked_by) for feature in features if feature.asked_by is not None]
         self._rows = rows
         self._key: tuple[int, bytes] | None = None
         self._wanted: tuple[StepFeature, ...] = ()
@@ -115,8 +117,9 @@ class StepFeatures:
     def on_rows(self, plan: StepPlan) -> None:
         """To be called when the rows have taken over the plan."""
         if plan.added or plan.forks or len(plan.token_writes):
-            for feature in self._features:
-                if feature.asked_by is None or feature.wants.any() or any(map(feature.asked_by, _specs(plan))):
+            specs = [new.spec for new in plan.added]
+            for feature, asked_by in self._asked:
+                if feature.wants.any() or any(map(asked_by, specs)):
                     feature.on_rows(plan)
 
     def wanted(self, plan: StepPlan) -> tuple[StepFeature, ...]:
@@ -126,10 +129,6 @@ class StepFeatures:
             self._key = key
             self._wanted = tuple(feature for feature in self._features if feature.wants[plan.rows].any())
         return self._wanted
-
-
-def _specs(plan: StepPlan) -> list[RequestSpec]:
-    return [new.spec for new in plan.added]
 
 
 def extra_buffers(features: Sequence[StepFeature], max_num_tokens: int, device: torch.device) -> dict[str, Tensor]:

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from kvasir_runtime.execution.executor import StepRunner
-from kvasir_runtime.requests.add_request import RequestSpec
-from kvasir_runtime.requests.pooling import Pooling
+from kvasir_runtime.requests.add_request import Pooling, RequestSpec
 from kvasir_runtime.requests.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, SamplingParams
 from kvasir_runtime.scheduling.step import NewSequence, StepPlan
 

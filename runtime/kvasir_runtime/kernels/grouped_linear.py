@@ -13,18 +13,9 @@ from typing import Protocol
 
 import torch
 
-from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.experts import ExpertGroups
-from kvasir_runtime.kernels.linear import (
-    VARIANTS,
-    Linear,
-    NativeWeight,
-    OneDnnWeight,
-    Panels,
-    check_onednn,
-    plain_weight,
-)
-from kvasir_runtime.kernels.linear_choice import PATHS, measured_choice
+from kvasir_runtime.kernels.linear import VARIANTS, Linear, NativeWeight, Panels, plain_weight
+from kvasir_runtime.kernels.linear_choice import choose_variant
 from kvasir_runtime.kernels.native import load_library
 
 
@@ -60,28 +51,11 @@ def make_grouped_weight(
         from kvasir_runtime.kernels.grouped_linear_triton import TritonExperts
 
         return TritonExperts(weights, num_experts, has_one_tile=batch_invariant)
-    if path not in PATHS:
-        raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     library = load_library()
-    choice = "torch" if first.dtype != torch.bfloat16 else _choice(library, path, *first.shape)
-    if choice in VARIANTS and library is not None:
-        return PackedExperts(library, weights, num_experts, choice)
-    form = OneDnnWeight if choice == "onednn" else plain_weight
-    return SeparateExperts([form(weight, None) for weight in weights], first.shape[0])
-
-
-def _choice(library: CDLL | None, path: str, outputs: int, inputs: int) -> str:
-    if path == "onednn":
-        check_onednn()
-    if path in ("torch", "onednn"):
-        return path
-    if path != "auto" and library is None:
-        raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
-    if path in VARIANTS:
-        if library is not None and not library.kvasir_linear_has(VARIANTS[path]):
-            raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU lacks; use 'auto'")
-        return path
-    return measured_choice(library, outputs, inputs, torch.get_num_threads())
+    variant = choose_variant(library, path, first)
+    if library is None or variant is None:
+        return SeparateExperts([plain_weight(weight, None) for weight in weights], first.shape[0])
+    return PackedExperts(library, weights, num_experts, variant)
 
 
 class SeparateExperts:

@@ -27,6 +27,11 @@ def populate(tensor: torch.Tensor) -> bool:
     return _advise(tensor, _MADV_POPULATE_WRITE, mmap.PAGESIZE)
 
 
+def give_back(tensor: torch.Tensor) -> None:
+    """The memory under a tensor of a CPU, and what is in it: when it is used again it is found, and cleared, anew."""
+    _advise(tensor, mmap.MADV_DONTNEED, mmap.PAGESIZE)
+
+
 def _advise(tensor: torch.Tensor, advice: int, page_bytes: int) -> bool:
     """Of the whole pages within the tensor."""
     start = -(-tensor.data_ptr() // page_bytes) * page_bytes

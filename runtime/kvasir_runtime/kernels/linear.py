@@ -1,4 +1,4 @@
-"""The linear layer y = x @ W^T + b, in the forms in which its weight is kept: torch's, oneDNN's, and our packed panels.
+"""The linear layer y = x @ W^T + b, in the forms in which its weight is kept: torch's, and our packed panels.
 
 A packed weight is multiplied by the same instructions whatever the number of rows: each variant sums in an order of its
 own, and a row's product must not depend on how many there are.
@@ -13,7 +13,6 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.huge_pages import use_huge_pages
 
 MANY_ROWS = 64
@@ -87,38 +86,6 @@ def multiple_of_rows(outputs: int, inputs: int, num_threads: int) -> int | None:
 def plain_weight(weight: torch.Tensor, bias: torch.Tensor | None) -> PlainWeight:
     is_on_cpu = weight.dtype == torch.float32 and weight.device.type == "cpu"
     return FilledUpWeight(weight, bias) if is_on_cpu else PlainWeight(weight, bias)
-
-
-def has_onednn() -> bool:
-    """Whether oneDNN multiplies bfloat16 on this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def check_onednn(is_there: bool | None = None) -> None:
-    """Raises ConfigurationError where oneDNN does not multiply bfloat16, which is found out unless it is told."""
-    if not (has_onednn() if is_there is None else is_there):
-        raise ConfigurationError("linear path 'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'")
-
-
-class OneDnnWeight:
-    """Reordered once by oneDNN, as PyTorch's compiler does for frozen weights."""
-
-    name = "onednn"
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self._bias = bias
-        self._plain: torch.Tensor | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return product
-
-    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Keeps a plain copy from the first call on: oneDNN's order has no documented rows."""
-        if self._plain is None:
-            self._plain = self._weight.to_dense()
-        return self._plain[token_ids]
 
 
 class NativeWeight(ctypes.Structure):

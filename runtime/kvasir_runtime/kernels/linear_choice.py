@@ -7,8 +7,8 @@ Which is fastest cannot be known from the instruction set: bf16 dot products are
 maker's cores and slower than it on another's. What is timed is one thread's share in that thread's processor time, so
 that neighbours on a busy machine, or a CPU quota, do not decide.
 
-One form serves every number of rows. Where our kernels are compiled only their variants stand for choice, since they
-alone promise that a row's product does not depend on the others (docs/decisions/0042-a-rows-numbers-are-its-own.md).
+One form serves every number of rows, and only our kernels' variants stand for choice, since they alone promise that a
+row's product does not depend on the others (docs/decisions/0042-a-rows-numbers-are-its-own.md).
 """
 
 import functools
@@ -22,21 +22,11 @@ from ctypes import CDLL
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.linear import (
-    VARIANTS,
-    Linear,
-    OneDnnWeight,
-    PackedWeight,
-    PlainWeight,
-    check_onednn,
-    has_onednn,
-    plain_weight,
-)
+from kvasir_runtime.kernels.linear import VARIANTS, Linear, PackedWeight, PlainWeight, plain_weight
 from kvasir_runtime.kernels.native import load_library
 
 logger = logging.getLogger(__name__)
 
-PATHS = ("auto", "torch", "onednn", "packed", *VARIANTS)
 MEASURED_ROWS = (1, 8, 64, 256)
 """One stream, some, many, prefill."""
 
@@ -59,29 +49,31 @@ def make_weight(
 ) -> Linear:
     """Take weight [N, K] and bias [N] over; the caller should drop its own references.
 
-    `path` is auto (measure), torch, onednn, packed (our layout, the fastest instructions for it), or one of
-    fma, dot, amx (our layout, these instructions). `batch_invariant` asks for one order of summation for any number of
-    rows on GPUs, too. Raises ConfigurationError for a path that cannot run here.
+    `path` is auto (the fastest instructions on our layout, where they are compiled), torch, or one of VARIANTS (these
+    instructions). `batch_invariant` asks for one order of summation for any number of rows on GPUs, too. Raises
+    ConfigurationError for a path that cannot run here.
     """
-    if path not in PATHS:
-        raise ConfigurationError(f"linear path {path!r} is not known; expected one of {', '.join(PATHS)}")
     if weight.device.type == "cuda":
         return _weight_on_gpu(weight, bias, path, batch_invariant=batch_invariant)
-    if path == "torch" or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
-        return plain_weight(weight, bias)
     library = load_library()
-    if path == "onednn":
-        check_onednn()
-        return OneDnnWeight(weight, bias)
-    if path == "auto" or (path == "packed" and library is not None):
-        path = measured_choice(library, *weight.shape, torch.get_num_threads())
-        if library is None:
-            return OneDnnWeight(weight, bias) if path == "onednn" else PlainWeight(weight, bias)
+    variant = choose_variant(library, path, weight)
+    if library is None or variant is None:
+        return plain_weight(weight, bias)
+    return PackedWeight(library, weight, bias, variant)
+
+
+def choose_variant(library: CDLL | None, path: str, weight: torch.Tensor) -> str | None:
+    """Which of VARIANTS is to multiply such a weight in the CPU's memory; None: torch. `path` as of `make_weight`.
+    Raises ConfigurationError where it cannot run here."""
+    if weight.dtype != torch.bfloat16 or path == "torch" or (path == "auto" and library is None):
+        return None
     if library is None:
         raise ConfigurationError(f"linear path {path!r} needs compiled kernels but no compiler was found; install g++")
+    if path == "auto":
+        return measured_choice(library, *weight.shape, torch.get_num_threads())
     if not library.kvasir_linear_has(VARIANTS[path]):
         raise ConfigurationError(f"linear path {path!r} needs instructions that this CPU or compiler lacks; use 'auto'")
-    return PackedWeight(library, weight, bias, path)
+    return path
 
 
 def _weight_on_gpu(weight: torch.Tensor, bias: torch.Tensor | None, path: str, *, batch_invariant: bool) -> Linear:
@@ -99,9 +91,8 @@ def _weight_on_gpu(weight: torch.Tensor, bias: torch.Tensor | None, path: str, *
 
 
 @functools.cache
-def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads: int) -> str:
-    """The fastest of VARIANTS, or without our kernels of torch and onednn, for weights [outputs, inputs], whose product
-    so many threads share."""
+def measured_choice(library: CDLL, outputs: int, inputs: int, num_threads: int) -> str:
+    """The fastest of VARIANTS for weights [outputs, inputs], whose product so many threads share."""
     started = time.perf_counter()
     share = min(-(-outputs // num_threads), MOST_MEASURED_WEIGHTS // inputs)
     with _one_thread():
@@ -119,7 +110,7 @@ def measured_choice(library: CDLL | None, outputs: int, inputs: int, num_threads
 def measure(candidates: dict[str, Multiply], x: torch.Tensor) -> dict[str, float]:
     """Least seconds of a product by candidate, in rounds over all so that a change of clock speed hits all alike."""
     for multiply in candidates.values():
-        multiply(x)  # oneDNN compiles code for a new number of rows on its first call
+        multiply(x)  # its first call takes memory
     least = {name: least_seconds(multiply, x) for name, multiply in candidates.items()}
     for _ in range(ROUNDS):
         for name, multiply in candidates.items():
@@ -157,12 +148,7 @@ def decide(times: dict[int, dict[str, float]]) -> str:
     return min(candidates, key=lambda name: sum(math.log(of[name]) for of in times.values()))
 
 
-def _candidates(library: CDLL | None, weight: torch.Tensor) -> dict[str, Multiply]:
-    if library is None:
-        candidates: dict[str, Multiply] = {"torch": PlainWeight(weight, None)}
-        if has_onednn():
-            candidates["onednn"] = OneDnnWeight(weight, None)
-        return candidates
+def _candidates(library: CDLL, weight: torch.Tensor) -> dict[str, Multiply]:
     packed = PackedWeight(library, weight, None, "fma")
     return {
         variant: packed.with_variant(variant) for variant in VARIANTS if library.kvasir_linear_has(VARIANTS[variant])

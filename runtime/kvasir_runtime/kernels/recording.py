@@ -27,7 +27,6 @@ _ONCE = ("kvasir_attention_plan", "kvasir_attention_free", "kvasir_linear_has")
 """What they make or say holds for every replay."""
 _HOST_READS = ("tolist", "numpy", "item", "__array__", "__bool__", "__int__", "__float__", "__index__", "__dlpack__")
 _HOST_WRITES = ("tensor", "as_tensor")
-_NAMESPACES = ("aten", "mkldnn")
 _ALIGNMENT = 64
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -164,7 +163,7 @@ class Recorder:
         result = operator(*arguments, **options)
         if operator.is_view:
             return result
-        if operator.namespace not in _NAMESPACES or _depends_on_data(operator, arguments):
+        if operator.namespace != "aten" or _depends_on_data(operator, arguments):
             self.refuse(f"{operator} cannot be called again")
         new = () if operator._schema.is_mutable else tuple(_tensors(result))
         self._calls.append(TorchCall(operator, arguments, options, new))

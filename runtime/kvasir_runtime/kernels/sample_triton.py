@@ -18,10 +18,10 @@ from torch import Tensor
 
 from kvasir_runtime.kernels.argmax_triton import column_of_key
 from kvasir_runtime.kernels.dependent_launch_triton import let_next_start, wait_for_previous
+from kvasir_runtime.kernels.draw import FIXED_POINT
 from kvasir_runtime.kernels.launches import Launcher
 from kvasir_runtime.kernels.philox_triton import uniform
 from kvasir_runtime.kernels.sample import PositionTensors, SamplingTensors
-from kvasir_runtime.kernels.top_k_top_p import FIXED_POINT
 
 _BLOCK = 2048
 """Logits that a program looks at."""

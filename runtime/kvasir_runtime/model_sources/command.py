@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
+from kvasir_logging import LogFormat, LogLevel
 from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.model_sources.cache import ModelCache
@@ -42,8 +44,12 @@ def add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="longest wait for a byte, three times over",
     )
+    parser.add_argument("--log-level", choices=get_args(LogLevel), default="info", help="least severe level logged")
     parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least severe level logged"
+        "--log-format",
+        choices=get_args(LogFormat),
+        default="text",
+        help="lines of text, or an object of JSON a message",
     )
 
 

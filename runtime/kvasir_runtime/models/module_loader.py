@@ -16,7 +16,7 @@ from kvasir_runtime.models.decoder import Norm
 from kvasir_runtime.models.options import DecoderOptions
 from kvasir_runtime.models.placement import Placement
 from kvasir_runtime.models.rope import RopeOptions, rope_tables
-from kvasir_runtime.models.weight_format import ExpertTensors, WeightFormat, select_format, take_floats
+from kvasir_runtime.models.weight_format import ExpertTensors, PlainFormat, select_format, take_floats
 
 
 class RopeTables:
@@ -42,7 +42,7 @@ class ModuleLoader:
 
     checkpoint: Checkpoint
     placement: Placement
-    weight_format: WeightFormat
+    weight_format: PlainFormat
     ropes: RopeTables
     norm_eps: float
     norm_weight_offset: float
@@ -56,7 +56,7 @@ class ModuleLoader:
         has_bias: bool = False,
         shard: Shard | Sequence[Shard] | None = None,
     ) -> Linear:
-        """One layer from the checkpoint's modules `names`, their outputs side by side (see WeightFormat.load).
+        """One layer from the checkpoint's modules `names`, their outputs side by side (see PlainFormat.load).
 
         Every linear layer of a model is made here, under the names by which adapters know it.
         """
@@ -64,7 +64,7 @@ class ModuleLoader:
         return load(self.checkpoint, names, out_features, in_features, has_bias=has_bias, shard=shard)
 
     def experts(self, tensors: ExpertTensors, local: range, shard: Shard | None) -> GroupedWeight:
-        """One kind of weight of a mixture's experts, of those in `local` (see WeightFormat.load_experts)."""
+        """One kind of weight of a mixture's experts, of those in `local` (see PlainFormat.load_experts)."""
         return self.weight_format.load_experts(self.checkpoint, tensors, local, shard)
 
     def norm(self, name: str, size: int, shard: Shard | None = None) -> Norm:

@@ -1,12 +1,11 @@
 """How a checkpoint keeps the weights of linear layers: plain floats, or one day quantised.
 
-A format is a class with `load` and its line in `select_format`; the modules above it see only a `Linear`. What
+A format is a class with these methods and its line in `select_format`; the modules above it see only a `Linear`. What
 cannot be read is refused here, and nowhere else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,34 +33,7 @@ class ExpertTensors:
     in_features: int
 
 
-class WeightFormat(Protocol):
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        names: Sequence[str],
-        out_features: Sequence[int],
-        in_features: int,
-        *,
-        has_bias: bool,
-        shard: Shard | Sequence[Shard] | None = None,
-    ) -> Linear:
-        """The checkpoint's modules `names`, each of so many `out_features`, as one layer: their outputs side by side.
-
-        A name that comes again continues in the same tensors. Sizes are those of the whole layer; with a `shard` (or
-        one for each name) the rank's part of each module is joined. A row-parallel bias goes to rank 0 alone, since the
-        ranks' results are added. Raises CheckpointError.
-        """
-
-    def load_experts(
-        self, checkpoint: Checkpoint, tensors: ExpertTensors, local: range, shard: Shard | None
-    ) -> GroupedWeight:
-        """The weights of the experts `local`, of each the rank's part of every part; other experts' are not read.
-
-        Raises CheckpointError.
-        """
-
-
-def select_format(checkpoint: Checkpoint, options: DecoderOptions, placement: Placement) -> WeightFormat:
+def select_format(checkpoint: Checkpoint, options: DecoderOptions, placement: Placement) -> "PlainFormat":
     """The format that the checkpoint declares. Raises ModelLoadError for one that is not known."""
     if options.quantization is not None:
         method = options.quantization.get("quant_method", "without a quant_method")
@@ -89,6 +61,12 @@ class PlainFormat:
         has_bias: bool,
         shard: Shard | Sequence[Shard] | None = None,
     ) -> Linear:
+        """The checkpoint's modules `names`, each of so many `out_features`, as one layer: their outputs side by side.
+
+        A name that comes again continues in the same tensors. Sizes are those of the whole layer; with a `shard` (or
+        one for each name) the rank's part of each module is joined. A row-parallel bias goes to rank 0 alone, since the
+        ranks' results are added. Raises CheckpointError.
+        """
         shards = shard if isinstance(shard, Sequence) else [shard] * len(names)
         parts = list(_parts(names, out_features, shards))
         weight = self._joined(
@@ -101,6 +79,10 @@ class PlainFormat:
     def load_experts(
         self, checkpoint: Checkpoint, tensors: ExpertTensors, local: range, shard: Shard | None
     ) -> GroupedWeight:
+        """The weights of the experts `local`, of each the rank's part of every part; other experts' are not read.
+
+        Raises CheckpointError.
+        """
         if not isinstance(tensors.names, str):
             others = (tensors.names(expert) for expert in range(tensors.num_experts) if expert not in local)
             checkpoint.leave(f"{name}.weight" for names in others for name in names)

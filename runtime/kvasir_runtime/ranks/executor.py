@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvasir_runtime.errors import StageFailedError
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.ranks.links import CoreLinks
-from kvasir_runtime.ranks.messages import Forward, Sample, WorkInIdleTime
+from kvasir_runtime.ranks.messages import Forward, ReleaseKv, RestoreKv, Sample, WorkInIdleTime
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 
@@ -63,6 +63,17 @@ class RankExecutor:
                 return
             self._is_idle = True
             self._links.send(WorkInIdleTime())
+
+    def release_kv(self) -> None:
+        with self._idle:
+            self._is_idle = False
+        self._links.send(ReleaseKv())
+
+    def restore_kv(self) -> None:
+        """Ranks prepare that memory anew."""
+        with self._idle:
+            self._has_idle_work = True
+        self._links.send(RestoreKv())
 
     def finish_step(self, result: StepResult) -> None:
         """The oldest step's has come."""

@@ -25,6 +25,14 @@ class WorkInIdleTime(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """One piece of what steps can do without."""
 
 
+class ReleaseKv(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Give the KV cache's memory back."""
+
+
+class RestoreKv(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Take it again."""
+
+
 class RankCame(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Its process has found the core, and goes on to meet the other ranks."""
 
@@ -72,7 +80,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Whether it only heard of another's end, in the middle of a collective."""
 
 
-ToRank = Forward | Sample | WorkInIdleTime
+ToRank = Forward | Sample | WorkInIdleTime | ReleaseKv | RestoreKv
 FromRank = RankCame | RankProgress | RankReady | StepDone | StepFailed | IdleWorkDone | RankFailed
 
 

@@ -20,13 +20,13 @@ from typing import NoReturn
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from kvasir_logging import log_to_stderr
 from kvasir_runtime.engine.tokenizer import load_vocabulary
 from kvasir_runtime.errors import CollectiveFailedError, KvasirRuntimeError, StageFailedError
 from kvasir_runtime.execution.device import select_device
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.execution.worker import Worker, load_worker
 from kvasir_runtime.heartbeat import BEAT_SECONDS
-from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.malloc import keep_freed_memory
 from kvasir_runtime.parallel.groups import RankGroups, meet, open_meeting
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
@@ -41,6 +41,8 @@ from kvasir_runtime.ranks.messages import (
     RankCame,
     RankFailed,
     RankReady,
+    ReleaseKv,
+    RestoreKv,
     Sample,
     StepDone,
     StepFailed,
@@ -86,7 +88,7 @@ def run_rank(
     end_process: Callable[[int], NoReturn] = os._exit,
 ) -> None:
     """The child's whole life; it is killed in the end, or ends itself with status 1, or as the core has gone."""
-    configure_logging(arguments.config.server.log_level)
+    log_to_stderr(arguments.config.server.log_level, arguments.config.server.log_format)
     place, point = arguments.place, arguments.meeting_point
     end = RankEnd(place, end_process)
     keys = None if point.is_on_one_node else curve_keys(os.environ)
@@ -191,6 +193,10 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 signs.end_step()
                 if results is not None:
                     results.send(pending)
+            case ReleaseKv():
+                runner.kv_memory.release()
+            case RestoreKv():
+                runner.kv_memory.restore()
             case WorkInIdleTime():
                 has_more = runner.use_idle_time()
                 if results is not None:

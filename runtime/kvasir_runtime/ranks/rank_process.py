@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from kvasir_runtime.child_process import follow_parent
+from kvasir_runtime.child_process import follow_parent, interrupts_blocked
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.malloc import share_one_arena
 from kvasir_runtime.parallel.meeting_point import MeetingPoint
@@ -58,7 +58,8 @@ def running_ranks(
             segment = segments.get(place.tensor_group)
             arguments = RankArguments(config, place, addresses, meeting_point, segment, status_file, os.getpid())
             process = context.Process(target=_run_rank, args=(arguments,), name=f"kvasir-rank-{place.rank}")
-            process.start()
+            with interrupts_blocked():
+                process.start()
             processes[place.rank] = process
         yield processes
     finally:
@@ -73,8 +74,7 @@ def running_ranks(
 def _run_rank(arguments: RankArguments) -> None:
     follow_parent(arguments.parent_pid)
     share_one_arena()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's and Kubernetes' signals are the first process'
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the terminal's signals, Kubernetes' are the first process'
     from kvasir_runtime.ranks.rank_main import run_rank  # torch: not for every parent
 
     run_rank(arguments)

@@ -1,6 +1,7 @@
 """Starts what executes steps: a thread of the engine core's for one rank, processes of their own for several."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -112,6 +113,7 @@ def several_ranks(
     folder = ipc_dir / f"ranks-{topology.data_rank}"
     folder.mkdir()
     with (
+        _removed_behind(folder),
         _links(config.parallel, topology, folder) as (links, meeting_point),
         running_ranks(config, topology.places(node=0), links.bound, meeting_point, folder / "status") as processes,
     ):
@@ -132,6 +134,15 @@ def several_ranks(
             yield StartedRanks(executor, description, stages, transfer_links=links.transfers)
         finally:
             watch.close()
+
+
+@contextmanager
+def _removed_behind(folder: Path) -> Iterator[None]:
+    """Whoever starts next finds nothing in it."""
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -6,9 +6,17 @@ tokenizer or a request schema.
 
 import msgspec
 
-from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.transfer.params import KvTransferParams
+
+
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A vector, made of what the model computes of the prompt's tokens. The request ends with it."""
+
+    needs_whole_prompt: bool
+    """Whether all tokens are to be computed, cached or not: the vector is made of more than the last."""
+    second_text_start: int | None = None
+    """Position of the first token of the second of two texts, which some models tell apart; None: there is one."""
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

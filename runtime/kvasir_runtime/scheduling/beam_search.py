@@ -248,7 +248,7 @@ class BeamSearches:
         try:
             continuations = group.advance()  # touches nothing but the search, so it can fail alone
         except Exception as error:
-            logger.exception("the beam search of %s failed", group.request.request_id)
+            logger.exception("a beam search failed", extra={"request_id": group.request.request_id})
             outcome.outputs += self._sequences.give_up(group.request.request_id, f"the beam search failed: {error}")
             return
         if not continuations:

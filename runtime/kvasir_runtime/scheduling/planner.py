@@ -124,7 +124,7 @@ class Planner:
         rows = self._decoding_rows()[: draft.budget]
         depths = self._depths(rows)
         self._take_decodes(draft, rows, depths)
-        if self._limits.step_budget is not None:
+        if self._limits.step_budget is not None and self._sequences.have_prompts:
             draft.budget = min(draft.budget, self._num_prompt_tokens(self._limits.step_budget, len(draft.decode_rows)))
         self._take_prompts(draft)
         if len(self._sequences.running) < num_running:
@@ -187,7 +187,7 @@ class Planner:
         state = self._rows
         left = state.max_total[rows] - state.most_known[rows] - 1
         spare = budget - len(rows)
-        if len(self._sequences.waiting) or self._sequences.prefilling:
+        if self._sequences.have_prompts:
             spare //= 2  # drafts are a guess, a prompt's tokens are not
         affordable = spare // len(rows)
         wanted = np.minimum(depths, state.num_ready_drafts[rows])

@@ -166,6 +166,10 @@ class Scheduler:
         """Whether the request has not ended."""
         return self._sequences.is_known(request_id)
 
+    def all_requests(self) -> list[str]:
+        """Those that have not ended."""
+        return self._sequences.all_requests()
+
     def requests_of(self, api_index: int) -> list[str]:
         """Those of one API process that have not ended."""
         return self._sequences.requests_of(api_index)

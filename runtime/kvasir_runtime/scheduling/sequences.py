@@ -70,6 +70,9 @@ class Sequences:
             self._rows_by_rank = np.array([sequence.row for sequence in self.running], dtype=np.int64)
         return self._rows_by_rank
 
+    def all_requests(self) -> list[str]:
+        return list(self._by_id)
+
     def requests_of(self, api_index: int) -> list[str]:
         return [request_id for request_id, request in self._by_id.items() if request.api_index == api_index]
 
@@ -168,6 +171,11 @@ class Sequences:
         self._wait(child)
 
     # Running
+
+    @property
+    def have_prompts(self) -> bool:
+        """Whether any is to be computed, or waits for that."""
+        return bool(self.prefilling) or len(self.waiting) > 0
 
     @property
     def num_prefilling_tokens(self) -> int:

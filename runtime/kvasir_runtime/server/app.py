@@ -29,7 +29,7 @@ from kvasir_runtime.server.responses import ModelCard, ModelList, to_json
 from kvasir_runtime.server.scoring import RERANK, SCORE
 from kvasir_runtime.server.serving import Route, Serving, generating_routes
 from kvasir_runtime.server.tokenize import tokenize_routes
-from kvasir_runtime.server.tokenizer_description import tokenizer_routes
+from kvasir_runtime.server.tokenizer_description import tokenizer_info_routes, tokenizer_routes
 
 GENERATING: tuple[Route[Any, Any], ...] = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 MAKING_VECTORS: tuple[PoolingRoute[Any], ...] = (EMBEDDINGS, POOLING, CLASSIFY, SCORE, RERANK)
@@ -48,6 +48,7 @@ def create_app(
     api_key: str | None,
     router_secret: str | None,
     kv_transfer_trust_clients: bool,
+    shows_tokenizer_info: bool = False,
 ) -> FastAPI:
     app = FastAPI(title="Kvasir", version=kvasir_runtime.__version__, docs_url=None, redoc_url=None)
     app.include_router(generating_routes(serving, GENERATING))
@@ -57,6 +58,8 @@ def create_app(
     app.include_router(count_tokens_routes(serving))
     app.include_router(kept_responses_routes(serving))
     app.include_router(tokenizer_routes(serving.description))
+    if shows_tokenizer_info:
+        app.include_router(tokenizer_info_routes(serving.description))
     app.include_router(probe_routes(probes))
     app.include_router(control_routes(probes))
     app.add_exception_handler(KvasirRuntimeError, handle_runtime_error)

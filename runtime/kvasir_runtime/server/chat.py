@@ -111,7 +111,8 @@ class ChatShape(OpenAiShape[ChatCompletionRequest]):
             token_ids=delta.token_ids if self.wishes.return_token_ids else UNSET,
         )
         chunk = self._chunk([choice], self.chunk_usage(meter))
-        chunk.kv_transfer_params = transfer_params_of([delta])
+        if delta.kv_transfer_params is not None:
+            chunk.kv_transfer_params = delta.kv_transfer_params
         return to_event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:

@@ -6,6 +6,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.errors import (
     ContextLengthError,
+    EngineAsleepError,
     EngineDeadError,
     InvalidRequestError,
     KvasirRuntimeError,
@@ -61,6 +62,10 @@ class AuthenticationError(KvasirRuntimeError):
     """The request brings no key, or a wrong one."""
 
 
+class CannotSleepError(KvasirRuntimeError):
+    """The engine cannot sleep, or not at this level."""
+
+
 class NotTheRouterError(KvasirRuntimeError):
     """The request asks for what only the router may."""
 
@@ -77,7 +82,9 @@ _KINDS: tuple[tuple[type[KvasirRuntimeError], int, str, str | None], ...] = (
     (BodyTooLargeError, 413, "invalid_request_error", "body_too_large"),
     (BodyTimeoutError, 408, "invalid_request_error", "body_timeout"),
     (AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
+    (CannotSleepError, 409, "invalid_request_error", "cannot_sleep"),
     (NotTheRouterError, 403, "invalid_request_error", "not_the_router"),
+    (EngineAsleepError, 503, "service_unavailable_error", "asleep"),
     (ServerUnavailableError, 503, "service_unavailable_error", "unavailable"),
     (EngineDeadError, 503, "engine_error", "engine_dead"),
     (RequestFailedError, 500, "engine_error", "request_failed"),

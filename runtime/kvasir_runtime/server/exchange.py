@@ -260,7 +260,8 @@ class EventStream(Response):
             async for event in self._events:
                 await send(_more(event))
         except KvasirRuntimeError as error:
-            logger.info("%s ended with an error: %s", self._exchange.requests[0].request_id, error)
+            request_id = self._exchange.requests[0].request_id
+            logger.info("a stream ended with an error: %s", error, extra={"request_id": request_id})
             if not (self._exchange.writer.is_resumable and isinstance(error, _ENGINE_LOST)):
                 await send(_more(self._exchange.shape.error_event(error)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

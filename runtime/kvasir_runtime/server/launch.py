@@ -39,6 +39,7 @@ from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
 from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.server.app import create_app
+from kvasir_runtime.server.control import sleep_refusals
 from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
 from kvasir_runtime.server.pair_prompts import pair_prompt_of
@@ -136,6 +137,7 @@ class ApiServer:
             config.server.stall_seconds,
             can_migrate=config.cache.kv_transfer_config is not None,
             max_body_seconds=limits.body_seconds,
+            sleep_refusals=sleep_refusals(config),
         )
         api_key = config.server.api_key or os.environ.get(API_KEY_VARIABLE) or None
         router_secret = service_secret(os.environ)
@@ -147,6 +149,7 @@ class ApiServer:
             api_key=api_key,
             router_secret=router_secret,
             kv_transfer_trust_clients=config.cache.kv_transfer_trust_clients,
+            shows_tokenizer_info=config.server.enable_tokenizer_info_endpoint,
         )
         _allow_browsers(app, config.server)
         wanted = ConnectionLimits(config.server.max_connections, config.server.max_connections_per_peer)
@@ -299,7 +302,7 @@ def _serving(
         model_digest=model_digest(folder, tokenizer_folder),
         created=int(time.time()),
         max_n=config.server.max_n,
-        max_sequences=config.server.max_request_sequences,
+        max_sequences=min(config.server.max_request_sequences, config.server.max_sequences_in_flight),
         max_logprobs=config.server.max_logprobs,
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,

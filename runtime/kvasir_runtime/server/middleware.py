@@ -6,7 +6,7 @@ debug alone.
 
 With an API key set, every route but the probes asks for it, also routes that do not exist. Only the router may name a
 tenant, ask for a journal, hand one over, have streams leave or the server drain, abort requests, have cached prefixes
-forgotten, get the tokenizer, and say whom KV is exchanged with.
+forgotten, send the engine to sleep, get the tokenizer, and say whom KV is exchanged with.
 
 With KVASIR_ROUTER_SECRET in the environment the router proves itself by a header; without one, a peer on this machine
 is believed. From anyone else the tenant and the wish for a journal are dropped, so the request is served as any
@@ -88,13 +88,13 @@ class RequestLog:
             is_worth_a_line = status >= 400 and scope["path"] not in self._probe_paths
             logger.log(
                 logging.INFO if is_worth_a_line else logging.DEBUG,
-                "%s %s %d %.3fs request_id=%s %s",
+                "%s %s %d %.3fs %s",
                 scope["method"],
                 scope.get("raw_path", b"").decode("latin-1"),
                 status,
                 seconds,
-                request_id,
                 " ".join(error.split()),
+                extra={"request_id": request_id, "status": status},
             )
 
 

@@ -18,11 +18,12 @@ from kvasir_chat.open_responses import (
     OfferedTool,
     chat_messages,
     chat_tool,
+    input_format,
     input_items,
     offered_tools,
     tool_choice,
 )
-from kvasir_runtime.errors import InvalidRequestError
+from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import UNSUPPORTED, LenientBody, checked
 from kvasir_runtime.server.errors import UnknownResponseError
 from kvasir_runtime.server.prompts import translated
@@ -37,10 +38,12 @@ from kvasir_runtime.server.protocol import (
 )
 from kvasir_runtime.server.response_store import Conversation, ResponseStore
 from kvasir_runtime.server.tools import MAX_TOOLS
+from kvasir_runtime.structured.json_quoted import json_quoted_lark, json_quoted_regex
 
 _REFUSED = ("background", "conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 _REFERENCE = "item_reference"
+_QUOTED = {"lark": json_quoted_lark, "regex": json_quoted_regex}
 
 
 class _Options(BaseModel):
@@ -158,6 +161,9 @@ class ResponsesChat(ChatCompletionRequest):
     def bind(self, asked: ResponsesRequest, tools: Mapping[str, OfferedTool]) -> None:
         """What the answer repeats, and what its calls are made of: tools by the names that the model knows."""
         self._asked, self._tools = asked, tools
+        for tool in self.tools or ():
+            if (grammar := _input_grammar(tools[tool.function.name])) is not None:
+                tool.hold_input(grammar)
 
     def keep_with(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -178,6 +184,23 @@ class ResponsesChat(ChatCompletionRequest):
     @property
     def token_limit_field(self) -> str:
         return "max_output_tokens"
+
+
+def _input_grammar(tool: OfferedTool) -> str | None:
+    """Raises InvalidRequestError."""
+    wanted = input_format(tool)
+    if wanted is None:
+        return None
+    syntax, definition = wanted
+    if syntax not in _QUOTED:
+        known = " and ".join(_QUOTED)
+        raise InvalidRequestError(
+            f"{tool.field}.format.syntax: {syntax[:40]!r} was given; known are {known}", tool.field
+        )
+    try:
+        return _QUOTED[syntax](definition)
+    except GrammarError as error:
+        raise InvalidRequestError(f"{tool.field}.format.definition: {error}", tool.field) from error
 
 
 async def in_chats_words(asked: ResponsesRequest, store: ResponseStore, tenant: str) -> ResponsesChat:

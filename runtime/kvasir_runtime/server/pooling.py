@@ -20,8 +20,7 @@ from kvasir_runtime.engine.detokenizer import TextOptions
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, RequestFailedError
 from kvasir_runtime.pooling.description import Classification, Embedding, PoolingDescription
-from kvasir_runtime.requests.add_request import RequestSpec
-from kvasir_runtime.requests.pooling import Pooling
+from kvasir_runtime.requests.add_request import Pooling, RequestSpec
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.server.body import parse, read_body
 from kvasir_runtime.server.errors import CLIENT_CLOSED_REQUEST, error_response

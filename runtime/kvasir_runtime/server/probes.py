@@ -6,8 +6,8 @@ life is unhealthy although this process lives.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import APIRouter
@@ -52,6 +52,8 @@ class Probes:
     can_migrate: bool
     """Whether other engines can have the KV of requests that leave this one."""
     max_body_seconds: float
+    sleep_refusals: Mapping[int, str] = field(default_factory=dict)
+    """By level: why it cannot be (`control`)."""
 
     def check_health(self) -> None:
         """Raises EngineDeadError. A model that is still loading is healthy."""
@@ -67,6 +69,7 @@ class Probes:
     def check_ready(self) -> None:
         """Raises EngineDeadError or ServerUnavailableError."""
         self.check_health()
+        self.engine.check_awake()
         if self.engine.ready is None:
             raise ServerUnavailableError("the model is still loading")
         if self.admission.is_draining:

@@ -11,12 +11,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
+from kvasir_logging import log_to_stderr
 from kvasir_runtime.child_process import follow_parent
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.engine.channel import tell_cores
 from kvasir_runtime.engine.messages import ApiGone
 from kvasir_runtime.heartbeat import api_heartbeats
-from kvasir_runtime.logs import configure_logging
 from kvasir_runtime.server.admission import forget_process
 from kvasir_runtime.server.launch import run_api_server
 
@@ -58,7 +58,7 @@ def supervise(processes: Sequence[BaseProcess], give_up_requests: Callable[[int]
 
 def _run_one(parent_pid: int, config: RuntimeConfig, api_index: int, listener: socket.socket, ipc_dir: Path) -> None:
     follow_parent(parent_pid)
-    configure_logging(config.server.log_level)
+    log_to_stderr(config.server.log_level, config.server.log_format)
     sys.exit(run_api_server(config, api_index, [listener], ipc_dir))
 
 

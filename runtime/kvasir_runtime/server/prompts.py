@@ -61,11 +61,10 @@ class PromptBuilder:
 
     async def chat_prompt(self, chat: ChatPrompt, limits: Limits, most_tokens: int | None = None) -> Prompt:
         """Of `most_tokens` the last; None: all."""
-        render = self._renderer(chat)
         if _is_short(chat):
-            text = render()
+            text = self._render(chat)
         else:
-            text = await asyncio.get_running_loop().run_in_executor(self._renderers, render)
+            text = await asyncio.get_running_loop().run_in_executor(self._renderers, self._render, chat)
         token_ids = await self.encode(text, chat.add_special_tokens, limits.max_model_len, "messages", most_tokens)
         if not token_ids:
             raise InvalidRequestError("messages: the chat template made an empty prompt of them", "messages")
@@ -112,28 +111,25 @@ class PromptBuilder:
             raise InvalidRequestError("prompt: it is empty, but at least one token is needed to go on", "prompt")
         return prompt
 
-    def _renderer(self, chat: ChatPrompt) -> Callable[[], str]:
-        if (template := self._chat_template) is None:
+    def _render(self, chat: ChatPrompt) -> str:
+        if self._chat_template is None:
             raise InvalidRequestError(
                 "the model has no chat template, so it cannot take messages; use /v1/completions, or start the server "
                 "with --chat-template",
                 "messages",
             )
-
-        def render() -> str:
-            return translated(
-                lambda: template.render(
-                    [message.model_dump(exclude_none=True) for message in chat.messages],
-                    add_generation_prompt=chat.add_generation_prompt,
-                    continue_final_message=chat.continue_final_message,
-                    tools=[tool.sent for tool in chat.tools] if chat.tools else None,
-                    documents=chat.documents,
-                    reasoning_effort=chat.reasoning_effort,
-                    variables=chat.chat_template_kwargs,
-                )
+        try:
+            return self._chat_template.render(
+                [message.model_dump(exclude_none=True) for message in chat.messages],
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                tools=[tool.sent for tool in chat.tools] if chat.tools else None,
+                documents=chat.documents,
+                reasoning_effort=chat.reasoning_effort,
+                variables=chat.chat_template_kwargs,
             )
-
-        return render
+        except ConversationRefusedError as error:
+            raise InvalidRequestError(str(error), error.field) from error
 
 
 def translated(make: Callable[[], T]) -> T:

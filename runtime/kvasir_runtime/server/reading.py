@@ -102,7 +102,7 @@ class Reading:
             is_parallel=rule.is_parallel,
             special_ids=formats.special_ids,
         )
-        described = [[tool.name, tool.is_strict, tool.parameters] for tool in tools]
+        described = [[tool.name, tool.is_strict, tool.parameters, tool.input_grammar] for tool in tools]
         return WantedGrammar(TOOLS_FIELD, f"calls {is_required} {rule.is_parallel} {json.dumps(described)}", make)
 
     def _thought(self) -> Thought | None:

@@ -264,5 +264,11 @@ class LoadResponse(msgspec.Struct):
     """Tokens of context that the model has, where the KV cache holds no request so long; None: nothing was cut."""
 
 
+class SleepState(msgspec.Struct):
+    is_sleeping: bool
+    level: int | None
+    """None: it is awake."""
+
+
 class VersionResponse(msgspec.Struct):
     version: str

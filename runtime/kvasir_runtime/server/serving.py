@@ -77,6 +77,7 @@ class Serving:
         """Raises EngineDeadError, and ServerUnavailableError while the model is loading."""
         if self.engine.dead is not None:
             raise self.engine.dead
+        self.engine.check_awake()
         ready = self.engine.ready
         if ready is None:
             raise ServerUnavailableError("the model is still loading; wait until /ready answers 200")
@@ -199,7 +200,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)
-    grammar = await serving.grammars.grammar_of(wanted, limits.vocab_size)
+    grammar = None if wanted is None else await serving.grammars.grammar_of(wanted, limits.vocab_size)
     request_id: str = request.scope[REQUEST_ID]
     requests = journal.continued(
         resolved(

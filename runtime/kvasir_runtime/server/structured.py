@@ -123,6 +123,8 @@ class StructuredFields(Body):
     def wanted_grammar(self, special_ids: Mapping[str, int] = MappingProxyType({})) -> WantedGrammar | None:
         """`special_ids`: of the model's special tokens, by their text. Raises InvalidRequestError where several are
         asked for."""
+        if self.model_fields_set.isdisjoint(_ASKING_FIELDS):
+            return None
         wanted = [
             *self._of_response_format(special_ids),
             *self._of_structured_outputs(special_ids),
@@ -176,6 +178,10 @@ class StructuredFields(Body):
         return wanted + _plain("", self.regex, None, None)
 
 
+_ASKING_FIELDS = StructuredFields.model_fields.keys() - Body.model_fields.keys()
+"""None of them is in most bodies."""
+
+
 def _plain(prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[WantedGrammar]:
     asked = {"regex": (regex, regex_grammar), "choice": (choice, choice_grammar), "grammar": (grammar, ebnf_grammar)}
     return [
@@ -220,10 +226,8 @@ class Grammars:
         self._checkers: SimpleQueue[GrammarChecker] = SimpleQueue()
         self._known: OrderedDict[str, str | GrammarError] = OrderedDict()
 
-    async def grammar_of(self, wanted: WantedGrammar | None, vocab_size: int) -> str | None:
-        """None: any text will do. Raises InvalidRequestError."""
-        if wanted is None:
-            return None
+    async def grammar_of(self, wanted: WantedGrammar, vocab_size: int) -> str:
+        """Raises InvalidRequestError."""
         if len(wanted.key) > MAX_GRAMMAR_CHARS:
             raise InvalidRequestError(
                 f"{wanted.field}: at most {MAX_GRAMMAR_CHARS:,} characters are possible, but {len(wanted.key):,} came",

@@ -43,6 +43,7 @@ class Tool(BaseModel):
     type: Literal["function"] = "function"
     function: Function
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _input_grammar: str | None = PrivateAttr(None)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -54,7 +55,16 @@ class Tool(BaseModel):
     @property
     def callable(self) -> CallableTool:
         function = self.function
-        return CallableTool(function.name, function.parameters, is_strict=bool(function.strict))
+        return CallableTool(function.name, function.parameters, bool(function.strict), self._input_grammar)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its calls follow a grammar where the model may choose."""
+        return bool(self.function.strict) or self._input_grammar is not None
+
+    def hold_input(self, grammar: str) -> None:
+        """As `CallableTool.input_grammar`."""
+        self._input_grammar = grammar
 
     @property
     def sent(self) -> dict[str, Any]:
@@ -96,7 +106,7 @@ class CallRule:
     @property
     def is_held(self) -> bool:
         """Calls follow a grammar, whether there is one or not."""
-        return self.is_required or any(tool.function.strict for tool in self.tools)
+        return self.is_required or any(tool.is_held for tool in self.tools)
 
 
 def _check_kind(value: Any) -> Any:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.structured.grammars import composed, named_parts
+from kvasir_runtime.structured.thought_budget import ThoughtBudget
 
 _LINES = r"/\n{1,2}/"
 
@@ -50,34 +50,41 @@ def behind_a_thought(answer: str | None, thought: Thought, special_ids: Collecti
     else:
         rest, others = named_parts("answer", answer)
     rules.insert(0, f"start: {start} {rest}")
-    return composed("\n".join(rules), others)
+    grammar = composed("\n".join(rules), others)
+    return grammar if thought.max_tokens is None else _budget(thought, thought.max_tokens).beside(grammar)
+
+
+def _budget(thought: Thought, max_tokens: int) -> ThoughtBudget:
+    return ThoughtBudget(
+        max_tokens=max_tokens,
+        opened=None if thought.is_open else thought.opened,
+        closed=thought.closed,
+        token_ids={mark: i for mark, i in thought.token_ids.items() if mark in thought.opened + thought.closed},
+    )
 
 
 def _thought_rules(thought: Thought) -> Iterator[str]:
     closed = spelled(thought.closed, thought.token_ids)
     behind = f"({_LINES})? {spelled(thought.behind, thought.token_ids)}"
     if thought.closed not in thought.token_ids:
-        if thought.max_tokens is not None:
-            raise GrammarError("the model ends its thoughts with several tokens, so their number cannot be limited")
         yield f"thought: text {behind}"
         yield f"text[suffix={closed}]: /(?s:.*)/"
         return
-    yield f"thought: text {closed} {behind}"
-    limit = "" if thought.max_tokens is None else f"[max_tokens={_within(thought.max_tokens, thought.is_open)}]"
-    yield f"text{limit}: TEXT"
+    yield f"thought: TEXT {closed} {behind}"
     yield f"TEXT: /(?s:.*)/ & ~/(?s:.*{_as_regex(thought.closed)}.*)/"
 
 
-def _within(max_tokens: int, is_first: bool) -> int:
-    """Behind an alternative llguidance counts from the second token, unless there is one alone."""
-    return max_tokens if is_first or max_tokens < 2 else max_tokens - 1
-
-
 def _rest_rules(thought: Thought, special_ids: Collection[int]) -> Iterator[str]:
-    """Anything that is no thought."""
-    ranges = ",".join(_ranges(special_ids))
-    yield f"rest: FIRST? (<[{ranges}]> /(?s:.+)/?)*" if ranges else "rest: FIRST?"
+    """Anything that is no thought: no text that begins one, and behind a special token no name of one."""
     yield rf"FIRST: /(?s:.+)/ & ~/(?s:\s*{_as_regex(thought.opened)}.*)/"
+    mark, *names = _pieces(thought.opened, thought.token_ids)
+    opening_id = thought.token_ids.get(mark)
+    others = ",".join(_ranges({*special_ids} - {opening_id}))
+    pieces = [f"<[{others}]> /(?s:.+)/?"] if others else []
+    if names and opening_id in special_ids:
+        pieces.append(f"<[{opening_id}]> OTHER?")
+        yield rf"OTHER: /(?s:.+)/ & ~/(?s:\s*{_as_regex(names[0])}.*)/"
+    yield f"rest: FIRST? ({' | '.join(pieces)})*" if pieces else "rest: FIRST?"
 
 
 def _ranges(token_ids: Collection[int]) -> Iterator[str]:
@@ -96,13 +103,17 @@ def behind_marks(marks: str, answer: str, token_ids: Mapping[str, int]) -> str:
 
 def spelled(text: str, token_ids: Mapping[str, int]) -> str:
     """As a Lark grammar has it."""
-    names = sorted(token_ids, key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
     return " ".join(
         f"<[{token_ids[piece]}]>" if piece in token_ids else json.dumps(piece, ensure_ascii=False)
-        for piece in pieces
-        if piece
+        for piece in _pieces(text, token_ids)
     )
+
+
+def _pieces(text: str, token_ids: Mapping[str, int]) -> list[str]:
+    """Marks that are one token, and text between them."""
+    names = sorted(token_ids, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, names))})", text) if names else [text]
+    return [piece for piece in pieces if piece]
 
 
 def _as_regex(text: str) -> str:

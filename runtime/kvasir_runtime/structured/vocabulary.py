@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.thought_budget import ThoughtCount, parted
 
 MAX_KEPT_GRAMMARS = 128
+ALL_ALLOWED = np.int32(-1)
+"""A word of a mask."""
 _SPECIAL = b"\xff"
 """Before the text of a special token: no text has this byte, so none matches it."""
 
@@ -22,6 +25,13 @@ _SPECIAL = b"\xff"
 def num_words(vocab_size: int) -> int:
     """Of a mask; the bit of an answer's end may need one more than the tokens' do."""
     return vocab_size // 32 + 1
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int32]:
+    """That allows these tokens; ids outside the vocabulary are left out."""
+    bits = np.zeros(32 * num_words(vocab_size), dtype=np.bool_)
+    bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 class TokenTable(Protocol):
@@ -71,11 +81,6 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._vocab_size)
 
     @property
-    def fault(self) -> str | None:
-        """Why it cannot go on; None: it can."""
-        return self._reason() if self._matcher.is_error() else None
-
-    @property
     def is_complete(self) -> bool:
         """Whether no token may follow, only the end."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
@@ -106,28 +111,57 @@ class Matcher:
         return str(self._matcher.get_error()).split("\n<state>")[0].strip() or "the grammar cannot be followed"
 
 
+class CountingMatcher(Matcher):
+    """Of a grammar whose thought may have so many tokens. That is told by masks alone: more of them would be valid."""
+
+    def __init__(self, matcher: Any, vocab_size: int, vocabulary: "Vocabulary", count: ThoughtCount) -> None:
+        super().__init__(matcher, vocab_size)
+        self._vocabulary = vocabulary
+        self._count = count
+
+    def copy(self) -> "CountingMatcher":
+        return CountingMatcher(self._matcher.deep_copy(), self._vocab_size, self._vocabulary, self._count.copy())
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        super().accept(token_ids)
+        for token_id in token_ids:
+            self._count.accept(token_id, self._vocabulary.token_bytes(token_id))
+
+    def fill(self, words: NDArray[np.int32]) -> bool:
+        may_end = super().fill(words)
+        if not self._count.is_spent:
+            return may_end
+        closing = words & mask_of([self._closing_token()], self._vocab_size)
+        if not closing.any():  # within a character
+            return may_end
+        words[:] = closing
+        return False
+
+    def _closing_token(self) -> int:
+        closing_id = self._count.closing_id
+        return self._vocabulary.first_token(self._count.closing_text) if closing_id is None else closing_id
+
+
 class Vocabulary:
     """Of one tokenizer, for a model with so many logits. Thread-safe as far as making matchers goes."""
 
     def __init__(self, table: TokenTable, vocab_size: int) -> None:
         wrapped = llguidance.TokenizerWrapper(_Wrapped(table, vocab_size))
         self._tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size + 1)
+        self._table = table
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, Matcher] = OrderedDict()
 
-    def words(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """The mask of these tokens; ids beyond the vocabulary are left out."""
-        bits = np.zeros(32 * num_words(self._vocab_size), dtype=np.bool_)
-        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = True
-        return np.packbits(bits, bitorder="little").view(np.int32)
+    def token_bytes(self, token_id: int) -> bytes:
+        return _SPECIAL if token_id in self._table.special_ids else self._table.token_bytes(token_id)
+
+    def first_token(self, text: str) -> int:
+        """The longest that this begins with."""
+        return self._tokenizer.greedy_tokenize(text)[0]
 
     def matcher(self, grammar: str) -> Matcher:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
-        kept = self._kept.pop(grammar, None)
-        if kept is None:
-            kept = self._made(grammar)
-            if (fault := kept.fault) is not None:
-                raise GrammarError(fault)
+        kept = self._kept.pop(grammar, None) or self._made(grammar)
         self._kept[grammar] = kept
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
@@ -136,9 +170,15 @@ class Vocabulary:
     def fault_of(self, grammar: str) -> str | None:
         """Why it is none, or too large; None: it is one. Nothing of it is kept."""
         try:
-            return self._made(grammar).fault
-        except ValueError as error:  # of what is no Unicode
+            self._made(grammar)
+        except (GrammarError, ValueError) as error:  # the latter of what is no Unicode
             return str(error)
+        return None
 
     def _made(self, grammar: str) -> Matcher:
-        return Matcher(llguidance.LLMatcher(self._tokenizer, grammar, log_level=0), self._vocab_size)
+        budget, plain = parted(grammar)
+        made = llguidance.LLMatcher(self._tokenizer, plain, log_level=0)
+        matcher = Matcher(made, self._vocab_size)
+        if made.is_error():
+            raise GrammarError(matcher._reason())
+        return matcher if budget is None else CountingMatcher(made, self._vocab_size, self, ThoughtCount(budget))

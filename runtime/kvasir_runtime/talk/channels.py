@@ -30,10 +30,13 @@ class ChannelReader:
         self._last: Write | None = None
         headers = (channels.started, channels.channel, channels.constrained, channels.message)
         self._header_begun = marks_of(*headers, "to=")
+        self._header_ended = marks_of(channels.message, *channels.ended)
         self._any = marks_of(*headers, *channels.ended)
         self._ends = marks_of(*channels.ended, channels.started)
         self._channel = re.compile(re.escape(channels.channel) + r"\s*(\w+)")
         self._recipient = re.compile(r"\bto=([^\s<]+)")
+        self._recipient_begun = re.compile(r"\s*(?:t|to|to=\S*)?\s*")
+        self._named = re.compile(f"(?:{'|'.join(map(re.escape, headers))})\\s*\\w*")
 
     def read(self) -> Reading[None]:
         while (yield from self._scanner.char()):
@@ -49,24 +52,35 @@ class ChannelReader:
 
     def _read_message(self) -> Reading[None]:
         pieces: list[str] = []
-        mark = yield from self._scanner.take_until(marks_of(self._channels.message), pieces.append)
+        mark = yield from self._scanner.take_until(self._header_ended, pieces.append)
         header = "".join(pieces)
         self._scanner.lift_anchor()
-        if mark is None:
-            self._events.say(header)
-            return
-        self._scanner.take(len(mark))
-        channel = self._channel.search(header)
+        self._scanner.take(len(mark or ""))
+        is_whole = mark == self._channels.message
+        channels = self._channel.findall(header)
         recipient = self._recipient.search(header)
-        is_thought = self._has_thoughts and channel is not None and channel[1] == self._channels.reasoning
-        write = self._events.think if is_thought else self._events.say
         name = recipient[1].removeprefix(self._channels.tool_prefix) if recipient else None
-        if name is not None and name in self._tools:
+        if is_whole and name is not None and name in self._tools:
             yield from self._read_call(name)
             return
-        if name is not None and name != "user":
-            write(header + mark)
-        yield from self._read_text(self._apart(write))
+        is_thought = self._has_thoughts and channels[-1:] == [self._channels.reasoning]
+        write = self._apart(self._events.think if is_thought else self._events.say)
+        if not is_whole:
+            self._say_header(header, write)
+        elif name is not None and name != "user":
+            write(f"{self._words(header).strip()} ")
+        if mark not in self._channels.ended:
+            yield from self._read_text(write)
+
+    def _say_header(self, header: str, write: Write) -> None:
+        """That no message followed: what it has beside what headers have."""
+        words = self._words(header)
+        if words == header or not self._recipient_begun.fullmatch(words):
+            write(words)
+
+    def _words(self, header: str) -> str:
+        """Without marks and the names behind them."""
+        return self._named.sub("", header)
 
     def _apart(self, write: Write) -> Write:
         """Messages of one kind that follow each other are lines of their own."""
@@ -74,9 +88,14 @@ class ChannelReader:
         return _after_newline(write) if is_same else write
 
     def _read_text(self, write: Write) -> Reading[None]:
-        mark = yield from self._scanner.take_until(self._ends, write)
-        if mark in self._channels.ended:
+        """Up to the next message; marks that stand in it are left out."""
+        while True:
+            mark = yield from self._scanner.take_until(self._any, write)
+            if mark is None or mark in (self._channels.started, self._channels.channel):
+                return
             self._scanner.take(len(mark))
+            if mark in self._channels.ended:
+                return
 
     def _read_call(self, name: str) -> Reading[None]:
         self._events.begin_call(name, None)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvasir_chat.open_responses import CUSTOM_INPUT
 from kvasir_runtime.errors import GrammarError
 from kvasir_runtime.talk.format import CallFormat, Channels, JsonCall, NamedCall, Parameters, Values
 from kvasir_runtime.talk.lark import LarkGrammar, escaped_regex, not_having, one_of
@@ -21,6 +22,7 @@ ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 _CALL_ID: Final = "/[a-zA-Z0-9]{9}/"
 """Mistral's: no other model writes ids that are not numbers."""
 _NUMBER: Final = '":" /[0-9]{1,4}/'
+JSON_END: Final = '"}'
 _FINAL: Final = "final"
 _COMMENTARY: Final = "commentary"
 
@@ -32,6 +34,9 @@ class CallableTool:
     """JSON Schema; None: any object."""
     is_strict: bool
     """Arguments follow the schema, or there is no grammar. Else they do as far as that can be promised."""
+    input_grammar: str | None = None
+    """Of the only argument, a text, as it stands in JSON (`structured.json_quoted`); None: the schema says all. Formats
+    that write no JSON hold to the schema alone."""
 
 
 def calls_grammar(
@@ -145,6 +150,9 @@ class _CallsGrammar:
 
 
 def _json(grammar: LarkGrammar, tool: CallableTool) -> str:
+    if tool.input_grammar is not None:
+        begun = json.dumps({CUSTOM_INPUT: ""})[:-2]
+        return f"{grammar.text(begun)} {grammar.other(tool.input_grammar)} {grammar.text(JSON_END)}"
     schema = tool.parameters
     if schema is None or schema is True:
         schema = ANY_ARGUMENTS

@@ -178,8 +178,8 @@ class Offers:
         for key in self._leases.expired(now):
             offer, seconds = self._offers[key], self._leases.lease_seconds
             logger.warning(
-                "no engine has asked for the %d KV blocks of request %s for %g s; they are free again",
-                len(offer.blocks), offer.request_id, seconds,
+                "no engine has asked for %d KV blocks for %g s; they are free again", len(offer.blocks), seconds,
+                extra={"request_id": offer.request_id},
             )  # fmt: skip
             self._end(offer, "expired", f"their lease of {seconds:g} s ran out without a heartbeat")
         for key in self._early.expired(now):

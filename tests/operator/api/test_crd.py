@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
+from docs.manifest_page import page
 
 from kvasir_operator.api.crd import crd, crd_text
 from kvasir_operator.api.fields import Bounds, Items, Pattern
 from kvasir_operator.api.quantity import Duration, Quantity
-from kvasir_operator.api.reference import reference_text
 from kvasir_operator.api.schema import group_schema
 
 ROOT = Path(__file__).parents[3]
@@ -20,7 +20,7 @@ SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 COMMITTED = {
     f"crds/{CRD_NAME}": crd_text,
     f"charts/kvasir/files/crds/{CRD_NAME}": crd_text,
-    "docs/reference/inferenceservice.md": reference_text,
+    "docs/reference/inferenceservice.md": page,
 }
 
 
@@ -158,7 +158,7 @@ def test_conditions_and_roles_are_maps_that_can_be_applied_one_entry_at_a_time()
 
 
 def test_the_reference_has_a_section_for_each_group_once_and_links_to_it() -> None:
-    lines = reference_text().splitlines()
+    lines = page().splitlines()
     sections = [line for line in lines if line.startswith("## ")]
     assert len(sections) == len(set(sections))
     assert "## PodSpec" in sections
@@ -166,7 +166,7 @@ def test_the_reference_has_a_section_for_each_group_once_and_links_to_it() -> No
 
 
 def test_the_reference_has_every_key_of_the_manifest() -> None:
-    named = {line.split("`")[1] for line in reference_text().splitlines() if line.startswith("| `")}
+    named = {line.split("`")[1] for line in page().splitlines() if line.startswith("| `")}
     assert {
         path.rpartition(".")[2].removesuffix("[]") for path in FIELDS if path.startswith((".spec.", ".status."))
     } <= named

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_operator.api.manifests import load_manifests, load_services, title
+from kvasir_operator.api.manifests import load_manifests, title
 from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
 
 SERVICE = """
@@ -24,7 +24,7 @@ def write(folder: Path, text: str | bytes) -> Path:
 def test_reads_every_document_and_skips_empty_ones(tmp_path: Path) -> None:
     file = write(tmp_path, f"---\n{SERVICE % 'one'}\n---\n# nothing\n---\n{SERVICE % 'two'}")
 
-    assert [service.name for service in load_services(file)] == ["one", "two"]
+    assert [service.name for service in load_manifests(file).services] == ["one", "two"]
 
 
 def test_objects_of_other_kinds_and_those_of_lists_are_told_apart(tmp_path: Path) -> None:
@@ -65,14 +65,14 @@ def test_what_may_be_meant_as_a_service_is_not_passed_over(tmp_path: Path, writt
 )
 def test_refuses_a_file_that_holds_no_manifest(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(UnreadableManifestError, match=message):
-        load_services(write(tmp_path, content))
+        load_manifests(write(tmp_path, content))
 
 
 def test_refuses_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnreadableManifestError, match=r"gone\.yaml: cannot be read: No such file"):
-        load_services(tmp_path / "gone.yaml")
+        load_manifests(tmp_path / "gone.yaml")
 
 
 def test_names_the_document_that_does_not_hold(tmp_path: Path) -> None:
     with pytest.raises(InvalidManifestError, match=r"service\.yaml: document 2: spec\.model\.source: .*write hf://"):
-        load_services(write(tmp_path, SERVICE % "one" + "\n---\n" + (SERVICE % "two").replace("file:///m", "m")))
+        load_manifests(write(tmp_path, SERVICE % "one" + "\n---\n" + (SERVICE % "two").replace("file:///m", "m")))

@@ -26,7 +26,7 @@ def test_the_smallest_manifest_gets_every_default(make_service: MakeService) -> 
     assert service.model_names == ("llama",)
     assert service.spec.engine == EngineSpec()
     assert service.spec.router == RouterSpec()
-    assert (service.key, service.uid) == (("models", "llama"), None)
+    assert (service.namespace, service.name, service.uid) == ("models", "llama", None)
 
 
 def test_a_manifest_without_a_namespace_is_in_default(make_manifest: MakeManifest) -> None:
@@ -37,9 +37,7 @@ def test_a_manifest_without_a_namespace_is_in_default(make_manifest: MakeManifes
 
 
 def test_what_the_api_server_adds_is_kept(make_service: MakeService) -> None:
-    service = make_service(uid="1-2")
-
-    assert (service.uid, service.generation) == ("1-2", 1)
+    assert make_service(uid="1-2").uid == "1-2"
 
 
 def test_the_name_and_its_aliases_are_what_clients_use(make_service: MakeService) -> None:

@@ -10,7 +10,7 @@ from tests.operator.memory_kube import MemoryKube
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import SERVICE_LABEL, TRAFFIC_WEIGHT
 from kvasir_operator.apply.apply import Applied, apply_plan
-from kvasir_operator.apply.plan import Apply, Cause, Delete, Plan, PodDeletion, RemoveWeight, Restart, Scale, stamped
+from kvasir_operator.apply.plan import Apply, Cause, Delete, Edit, Plan, PodDeletion, Restart, stamped
 from kvasir_operator.errors import (
     AdmissionFailedError,
     KubeApiError,
@@ -85,7 +85,7 @@ def scale(kube: MemoryKube, **seen: str) -> Applied:
     obj = stored(child("Deployment", "d", spec={"replicas": 3}))
     kube.objects[("Deployment", "models", "d")] = obj
     read = {**obj, "metadata": {**obj["metadata"], **seen}}
-    return perform(kube, Plan(scales=(Scale.of(read, 1),)))
+    return perform(kube, Plan(edits=(Edit.scale(read, 1),)))
 
 
 def test_a_former_workload_is_scaled_and_nothing_else_of_it_is_written() -> None:
@@ -115,7 +115,7 @@ def weighed_service() -> KubeObject:
 def test_a_weight_is_taken_off_and_what_was_applied_no_longer_counts() -> None:
     kube, live = MemoryKube(), weighed_service()
     kube.objects[("Service", "models", "s")] = live
-    applied = perform(kube, Plan(weight_removals=(RemoveWeight.of(live),)))
+    applied = perform(kube, Plan(edits=(Edit.without_weight(live),)))
     assert kube.writes == [("patch", "Service s")]
     [left] = applied.written
     assert left["metadata"]["labels"] == {SERVICE_LABEL: "llama"}
@@ -125,7 +125,7 @@ def test_a_weight_is_taken_off_and_what_was_applied_no_longer_counts() -> None:
 def test_a_weight_is_left_where_the_service_has_changed_since_it_was_seen() -> None:
     kube, live = MemoryKube(), weighed_service()
     kube.objects[("Service", "models", "s")] = {**live, "metadata": {**live["metadata"], "resourceVersion": "8"}}
-    assert [str(key) for key in perform(kube, Plan(weight_removals=(RemoveWeight.of(live),))).stale] == ["Service s"]
+    assert [str(key) for key in perform(kube, Plan(edits=(Edit.without_weight(live),))).stale] == ["Service s"]
     assert kube.writes == []
 
 

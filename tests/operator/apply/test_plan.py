@@ -7,14 +7,12 @@ from tests.operator.cluster_objects import child, owner, service, stored
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.apply.plan import (
-    Adopt,
     Apply,
     Cause,
     Delete,
+    Edit,
     Plan,
-    RemoveWeight,
     Restart,
-    Scale,
     make_plan,
     stamped,
 )
@@ -96,18 +94,18 @@ def test_adopts_what_is_not_rendered_and_an_operator_has_made() -> None:
     former, users = stored(stamped(child(name="former"))), stored(child(name="users"))
     orphans = [{**each, "metadata": {**each["metadata"], "ownerReferences": []}} for each in (former, users)]
     plan = plan_for([child()], [stored(stamped(child())), *orphans])
-    assert plan == Plan(adopts=(Adopt(object_key(former), "child-uid", owner()),))
+    assert plan == Plan(edits=(Edit.adoption(orphans[0], owner()),))
 
 
 def test_a_plan_can_do_without_some_children() -> None:
-    scale = Scale.of(stored(child("Deployment", "d")), 1)
+    scale = Edit.scale(stored(child("Deployment", "d")), 1)
     desired = [stamped(child(name=name)) for name in ("a", "b")]
-    removal = RemoveWeight.of(stored(child("Service", "s")))
-    plan = make_plan(desired, [stored(child(name="c"))], service(), scales=(scale,), weight_removals=(removal,))
-    assert (plan.scales, plan.weight_removals) == ((scale,), (removal,))
+    removal = Edit.without_weight(stored(child("Service", "s")))
+    plan = make_plan(desired, [stored(child(name="c"))], service(), (scale, removal))
+    assert plan.edits == (scale, removal)
     left = plan.without([object_key(child(name="a")), object_key(child(name="c")), scale.key, removal.key])
     assert [action.key.name for action in left.applies] == ["b"]
-    assert (left.scales, left.weight_removals, left.deletes) == ((), (), ())
+    assert (left.edits, left.deletes) == ((), ())
 
 
 def test_replicas_that_an_autoscaler_set_are_no_drift() -> None:
@@ -148,9 +146,9 @@ def test_no_other_service_waits(service: Apply, workload: Apply) -> None:
 
 def test_former_workloads_shrink_and_children_go_after_what_is_made() -> None:
     live = stored(of_workload("Deployment", "bbbb"))
-    made, scale, removal = Apply(of_workload("Deployment"), Cause.CREATED), Scale.of(live, 0), RemoveWeight.of(live)
+    made, scale = Apply(of_workload("Deployment"), Cause.CREATED), Edit.scale(live, 0)
     restart, deletion = Restart(object_key(live), "u", (), "Cause"), Delete(object_key(live), "u")
-    plan = Plan((made,), (scale,), (removal,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
+    plan = Plan((made,), (scale,), (restart,), (deletion,), (object_key(live),), (object_key(live),))
     first, then = plan.in_turns()
     assert first == Plan((made,), blocked=plan.blocked, terminating=plan.terminating)
-    assert then == Plan((), (scale,), (removal,), (restart,), (deletion,))
+    assert then == Plan((), (scale,), (restart,), (deletion,))

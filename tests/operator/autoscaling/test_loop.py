@@ -17,7 +17,7 @@ from kvasir_operator.autoscaling.loop import Autoscaler, Clock
 from kvasir_operator.autoscaling.prometheus import Prometheus, PrometheusAccess
 from kvasir_operator.autoscaling.situation import HoldReason
 from kvasir_operator.errors import KubeForbiddenError
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, Kind, KubeObject, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.settings import OperatorSettings
 
@@ -221,7 +221,7 @@ def test_one_router_of_two_that_is_not_scraped_holds_and_the_service_is_told() -
 
 class _OwnNamespaceKube(MemoryKube):
     async def list(self, kind: Kind, namespace: str | None, *arguments: Any, **options: Any) -> list[KubeObject]:
-        if namespace != "models":
+        if kind == POD and namespace != "models":
             raise KubeForbiddenError("pods is forbidden", 403)
         return await super().list(kind, namespace, *arguments, **options)
 

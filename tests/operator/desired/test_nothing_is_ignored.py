@@ -114,7 +114,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "router.mode": ({}, {"router": {"mode": "gateway"}}),
     "router.replicas": ({}, {"router": {"replicas": 3}}),
-    "router.policy": ({}, {"router": {"policy": "leastWork"}}),
+    "router.policy": ({}, {"router": {"policy": "roundRobin"}}),
     "router.apiKeysSecretRef": ({}, {"router": {"apiKeysSecretRef": {"name": "s"}}}),
     "router.tenantLimits.tokensPerMinute": (
         {"router": KEYS},

@@ -181,6 +181,30 @@ def test_degrees_that_do_not_fit_the_devices_of_a_profile_are_refused_with_their
     assert refused.value.field_path == path
 
 
+FOUR_CPUS = InstallationDefaults(
+    engine=PodDefaults(resources=ResourcesSpec(cpu=Quantity("4"))),
+    router=RouterDefaults(resources=RouterResources(cpu=Quantity("4"))),
+)
+
+
+def test_more_cpu_of_the_installation_than_a_manifest_allows_is_refused_with_both_amounts(
+    make_service: MakeService,
+) -> None:
+    engine = make_service(resources={"cpuLimit": "3500m"})
+    with pytest.raises(InvalidManifestError, match=r"cpu is 4 and cpuLimit 3500m, one of them by this") as refused:
+        engine_roles(engine, FOUR_CPUS)
+    assert refused.value.field_path == "spec.resources"
+    router = make_service(router={"resources": {"cpuLimit": 3}})
+    with pytest.raises(InvalidManifestError, match=r"cpu is 4 and cpuLimit 3, one of them by this") as refused:
+        router_role(router, FOUR_CPUS)
+    assert refused.value.field_path == "spec.router.resources"
+
+
+def test_a_router_asks_for_no_more_than_its_limit(make_service: MakeService) -> None:
+    role = router_role(make_service(router={"resources": {"cpuLimit": "100m"}}), NO_DEFAULTS)
+    assert role.cpu.text == "100m"
+
+
 @pytest.mark.parametrize(
     ("router", "defaults", "expected"),
     [

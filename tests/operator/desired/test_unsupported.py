@@ -281,7 +281,7 @@ def test_the_gateways_probes_are_its_own(make_service: MakeService) -> None:
     assert not any(each.is_blocking for each in found)
 
 
-@pytest.mark.parametrize("policy", ["finishTime", "leastWork", "roundRobin", "powerOfTwo", "sessionAffinity"])
+@pytest.mark.parametrize("policy", ["finishTime", "roundRobin", "sessionAffinity"])
 def test_every_policy_is_acted_on(make_service: MakeService, policy: str) -> None:
     assert unsupported_features(make_service(router={"policy": policy})) == []
 

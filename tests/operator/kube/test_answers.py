@@ -1,8 +1,7 @@
 """Answers of the API server as our own errors, and lines of a watch."""
 
-import asyncio
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -43,20 +42,17 @@ def test_what_the_request_proved_itself_with_is_in_no_error() -> None:
     headers = CIMultiDictProxy(CIMultiDict(Authorization="Bearer secret"))
     url = URL("https://api/version")
 
-    async def fail() -> NoReturn:
+    with (
+        pytest.raises(KubeUnavailableError, match=r"did not answer: ClientResponseError: 400, .*odd") as raised,
+        translated(),
+    ):
         raise aiohttp.ClientResponseError(aiohttp.RequestInfo(url, "GET", headers, url), (), status=400, message="odd")
-
-    with pytest.raises(KubeUnavailableError, match=r"did not answer: ClientResponseError: 400, .*odd") as raised:
-        asyncio.run(translated(fail))
     assert "secret" not in str(raised.value)
 
 
 def test_an_answer_that_is_no_object_is_none() -> None:
-    async def odd() -> object:
-        return msgspec.json.decode(b"<html>")
-
-    with pytest.raises(KubeUnavailableError, match="did not answer"):
-        asyncio.run(translated(odd))
+    with pytest.raises(KubeUnavailableError, match="did not answer"), translated():
+        msgspec.json.decode(b"<html>")
 
 
 def answered(status: int, message: str, **details: str) -> KubeApiError:

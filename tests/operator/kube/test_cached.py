@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 
 import pytest
 from aiohttp import web
@@ -10,12 +9,11 @@ from kubernetes.aio.client import Configuration
 from tests.operator.cluster_objects import service
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.errors import KubeUnavailableError, ObjectConflictError
+from kvasir_operator.errors import KubeUnavailableError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, KubeObject, ServiceKey
-from kvasir_operator.observe.cache import InformerCache
+from kvasir_operator.observe.cache import InformerCache, Name
 from kvasir_operator.observe.observe import Observed, observe
-from kvasir_operator.observe.seen_services import SeenServices
 
 from .http_api import Answer, HttpApi, answering, http_api, nothing, refusal
 
@@ -25,12 +23,12 @@ LLAMA = ServiceKey("models", "llama")
 
 
 class Cached:
-    """A client, its caches, and the API server behind it. It knows the Services that there are: none."""
+    """A client, its cache, and the API server behind it. It knows the Services that there are: none."""
 
     def __init__(self, api: HttpApi) -> None:
-        self.cache, self.seen = InformerCache(), SeenServices(lambda: 0.0)
+        self.cache = InformerCache()
         self.api = api
-        self.kube = CachedClient(api.configuration, self.cache, self.seen)
+        self.kube = CachedClient(api.configuration, self.cache)
         self.cache.finish_list(SERVICE, None, set(), 1)
 
 
@@ -65,7 +63,7 @@ def test_only_a_services_objects_of_a_kind_that_is_known_are_answered_from_the_c
 
 def test_a_services_objects_are_known_once_their_kind_was_listed() -> None:
     cache = InformerCache()
-    kube = CachedClient(Configuration(), cache, SeenServices(lambda: 0.0))
+    kube = CachedClient(Configuration(), cache)
     assert kube.known(SERVICE, LLAMA) is None
     cache.finish_list(SERVICE, None, set(), 1)
     assert kube.known(SERVICE, LLAMA) == []
@@ -130,30 +128,61 @@ def test_a_deleted_child_is_forgotten_at_once_and_a_namesake_is_not(status: int,
     run(body, answer)
 
 
-def test_a_service_that_was_shown_is_not_asked_for_and_other_kinds_are() -> None:
+def know_services(cached: Cached, *services: KubeObject) -> None:
+    for each in services:
+        cached.cache.put(INFERENCE_SERVICE, each)
+    cached.cache.finish_list(
+        INFERENCE_SERVICE, None, {Name("models", each["metadata"]["name"]) for each in services}, 9
+    )
+
+
+def test_services_are_asked_for_until_all_are_known_and_other_kinds_by_name_always() -> None:
     async def body(cached: Cached) -> None:
-        cached.seen.watch("ADDED", service())
+        assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") is None
+        know_services(cached, service())
         await cached.kube.get(DEPLOYMENT, "models", "llama")
-        await cached.kube.get(INFERENCE_SERVICE, "models", "mistral")
         assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") == service()
-        assert cached.api.asked == [("GET", "llama"), ("GET", "mistral")]
+        assert await cached.kube.get(INFERENCE_SERVICE, "models", "mistral") is None
+        assert cached.api.asked == [("GET", "llama"), ("GET", "llama")]
 
     run(body)
 
 
-@pytest.mark.parametrize(("status", "refused"), [(200, None), (409, ObjectConflictError), (503, KubeUnavailableError)])
-def test_a_service_whose_status_was_stored_is_known_with_it_and_one_whose_was_not_is_asked_for(
-    status: int, refused: type[Exception] | None
-) -> None:
-    stored = {**service(status={"phase": "Ready"}), "metadata": {**service()["metadata"], "resourceVersion": "10"}}
+def test_all_services_or_those_of_a_namespace_are_listed_without_a_request() -> None:
+    async def body(cached: Cached) -> None:
+        know_services(cached, service(), service("mistral"))
+        for namespace, number in ((None, 2), ("models", 2), ("elsewhere", 0)):
+            assert len(await cached.kube.list(INFERENCE_SERVICE, namespace)) == number
+        assert cached.api.asked == []
 
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("status", "refused", "is_known"),
+    [(409, ObjectConflictError, True), (503, KubeUnavailableError, True), (404, ObjectNotFoundError, False)],
+)
+def test_a_service_whose_status_is_not_stored_since_it_is_gone_is_known_no_more(
+    status: int, refused: type[Exception], is_known: bool
+) -> None:
     async def answer(request: web.Request) -> web.Response:
-        return web.json_response(stored) if refused is None else refusal(status)
+        return refusal(status)
 
     async def body(cached: Cached) -> None:
-        cached.seen.watch("ADDED", service())
-        with nullcontext() if refused is None else pytest.raises(refused):
+        know_services(cached, service())
+        with pytest.raises(refused):
             await cached.kube.apply_status(service())
-        assert cached.seen.of(LLAMA) == (stored if refused is None else None)
+        assert (await cached.kube.get(INFERENCE_SERVICE, "models", "llama") is not None) is is_known
 
     run(body, answer)
+
+
+def test_a_service_is_known_with_the_status_that_was_stored() -> None:
+    stored = {**service(status={"phase": "Ready"}), "metadata": {**service()["metadata"], "resourceVersion": "10"}}
+
+    async def body(cached: Cached) -> None:
+        know_services(cached, service())
+        await cached.kube.apply_status(service())
+        assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") == stored
+
+    run(body, answering(stored))

@@ -55,6 +55,10 @@ def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
     assert SECRET not in with_monitors.listed_child_kinds
 
 
+async def no_resync() -> None:
+    """Where a test is about features alone."""
+
+
 async def changed_to(discovery: Discovery, before: ClusterFeatures) -> ClusterFeatures:
     while discovery.features == before:  # noqa: ASYNC110, discovery has no event for tests
         await asyncio.sleep(0.001)
@@ -65,7 +69,7 @@ def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
     async def body() -> tuple[ClusterFeatures, int]:
         kube, calls = ServingKube(), []
         before = await read_features(kube)
-        discovery = Discovery(kube, before, lambda: calls.append(1), soon_seconds=0.0)
+        discovery = Discovery(kube, before, lambda: calls.append(1), no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         kube.served = {"/apis/monitoring.coreos.com/v1": "podmonitors"}
         after = await changed_to(discovery, before)
@@ -81,7 +85,7 @@ def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_ove
     async def body() -> frozenset[Any]:
         kube = ServingKube()
         before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
-        discovery = Discovery(kube, before, lambda: None, soon_seconds=0.0)
+        discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(3600.0))
         discovery.doubt()
         after = await changed_to(discovery, before)
@@ -94,7 +98,8 @@ def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_ove
 def test_what_was_known_holds_while_the_api_server_is_away() -> None:
     async def body() -> ClusterFeatures:
         kube = ServingKube(missing=KubeUnavailableError("down"))
-        discovery = Discovery(kube, ClusterFeatures((1, 31), frozenset({POD_MONITOR})), lambda: None, soon_seconds=0.0)
+        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         for _ in range(3):
             kube.asked.clear()
@@ -103,3 +108,37 @@ def test_what_was_known_holds_while_the_api_server_is_away() -> None:
         return discovery.features
 
     assert asyncio.run(asyncio.wait_for(body(), 10)).kinds == {POD_MONITOR}
+
+
+@pytest.mark.parametrize(
+    ("interval_seconds", "served", "is_resynced"),
+    [(0.001, {}, True), (3600.0, {"/apis/monitoring.coreos.com/v1": "podmonitors"}, True), (3600.0, {}, False)],
+    ids=["once an interval", "after a change", "not after a doubt without cause"],
+)
+def test_every_service_is_looked_at_again_once_an_interval_and_after_a_change(
+    interval_seconds: float, served: dict[str, str], is_resynced: bool
+) -> None:
+    async def body() -> bool:
+        kube, resynced = ServingKube(), asyncio.Event()
+        before = await read_features(kube)
+
+        async def resync() -> None:
+            resynced.set()
+
+        discovery = Discovery(kube, before, lambda: None, resync, soon_seconds=0.0)
+        running = asyncio.create_task(discovery.run(interval_seconds))
+        kube.served = served
+        if interval_seconds > 1:
+            discovery.doubt()
+        if is_resynced:
+            await resynced.wait()
+        else:
+            kube.asked.clear()
+            await kube.asked.wait()
+            discovery.doubt()
+            kube.asked.clear()
+            await kube.asked.wait()
+        running.cancel()
+        return resynced.is_set()
+
+    assert asyncio.run(asyncio.wait_for(body(), 10)) is is_resynced

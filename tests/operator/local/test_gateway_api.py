@@ -49,7 +49,7 @@ def test_services_are_listed_with_what_the_gateway_reads_of_them(make_service: M
     one = make_service(
         model={"source": "file:///m", "name": "big", "aliases": ["b"]},
         engine={"adapters": adapters},
-        router={"mode": "gateway", "policy": "leastWork"},
+        router={"mode": "gateway", "policy": "sessionAffinity"},
     )
 
     async def body() -> None:
@@ -60,7 +60,7 @@ def test_services_are_listed_with_what_the_gateway_reads_of_them(make_service: M
         assert item["spec"] == {
             "model": {"name": "big", "aliases": ["b"]},
             "engine": {"adapters": adapters},
-            "router": {"mode": "gateway", "policy": "leastWork", "maxQueueSize": 1000, "maxQueueWait": "60s"},
+            "router": {"mode": "gateway", "policy": "sessionAffinity", "maxQueueSize": 1000, "maxQueueWait": "60s"},
         }
 
     asyncio.run(asyncio.wait_for(body(), 10))

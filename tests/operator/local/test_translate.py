@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.operator.gateways import WITH_GATEWAY
 
-from kvasir_operator.api.manifests import load_services
+from kvasir_operator.api.manifests import load_manifests
 from kvasir_operator.errors import LocalRunError
 from kvasir_operator.local.network import LoopbackNetwork
 from kvasir_operator.local.pods import Listener, LocalService
@@ -40,7 +40,7 @@ def translate(write_manifest: Callable[..., Path], programs: Path, network: Loop
 
     def make(**spec: Any) -> LocalService:
         file = write_manifest(**spec)
-        [service] = load_services(file)
+        [service] = load_manifests(file).services
         return local_service(service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs))
 
     return make
@@ -123,7 +123,7 @@ def test_secrets_and_config_maps_of_the_files_stand_in_for_those_of_a_cluster(
     volumes = [{"mountPath": "/etc/own-ca", "configMap": {"name": "ca"}}]
     env = [{"name": "SSL_CERT_FILE", "value": "/etc/own-ca/ca.crt"}]
     file = write_manifest(router={"apiKeysSecretRef": {"name": "keys"}}, pod={"volumes": volumes, "env": env})
-    [service] = load_services(file)
+    [service] = load_manifests(file).services
     others = write_data([namespace, keys, ca], tmp_path / "run")
     local = local_service(
         service, OperatorSettings(), network, LISTEN, Folders(file.parent, programs, tmp_path / "run")
@@ -244,7 +244,7 @@ def test_behind_the_gateway_engines_believe_what_it_shows_and_there_is_no_router
     write_manifest: Callable[..., Path], programs: Path, network: LoopbackNetwork
 ) -> None:
     file = write_manifest(router={"mode": "gateway"})
-    [service] = load_services(file)
+    [service] = load_manifests(file).services
     local = local_service(service, WITH_GATEWAY, network, LISTEN, Folders(file.parent, programs))
 
     assert local.routers == ()
@@ -270,10 +270,9 @@ def test_routers_follow_the_kv_events_of_engines_that_publish_on_one_pair_of_por
 
 def test_routers_follow_none_where_engines_had_to_take_different_ports(translate: Translate, occupy: Occupy) -> None:
     occupy(0, 5557)
-    [router] = translate(replicas=2, engine={"kvTransfer": True}).routers
+    [router] = translate(replicas=2).routers
 
     assert "--kv-events" not in router.command
-    assert "--rebalancing" not in router.command, "nobody tells it who is overfull"
 
 
 def test_data_parallel_ranks_publish_on_the_ports_behind_one_another(translate: Translate) -> None:
@@ -354,7 +353,6 @@ def test_pods_that_exchange_cached_prefixes_do_so_on_their_own_addresses(transla
     assert places == {(pod.listeners[0].address, 5600) for pod in service.engines}
     assert len(places) == 2
     assert "--kv-transfer-port" not in router.command, "engines tell their ports themselves"
-    assert ("--rebalancing", "on") in pairwise(router.command)
 
 
 def test_where_prefill_engines_had_to_take_different_ports_none_prefills_for_others(
@@ -381,16 +379,6 @@ def test_data_parallel_ranks_exchange_kv_on_the_ports_behind_one_another(
         assert (config is not None) == (port != 0)
         assert config is None or json.loads(config)["kv_connector_extra_config"]["side_channel_port"] == port
     assert ("--kv-transfer-port", str(port)) in pairwise(service.routers[0].command)
-
-
-def test_a_router_that_pairs_none_has_no_streams_handed_over(translate: Translate, occupy: Occupy) -> None:
-    """It refuses to do one without the other."""
-    occupy(0, 5600)
-    split = {"prefill": {"replicas": 2}, "decode": {}}
-    [router] = translate(disaggregation=split, engine={"kvTransfer": True}).routers
-
-    assert {"--kv-events", "--kv-transfer-port"} <= set(router.command)
-    assert "--rebalancing" not in router.command
 
 
 def test_a_pod_can_be_told_its_own_address(translate: Translate) -> None:

@@ -3,9 +3,19 @@
 from typing import Any
 
 import pytest
+from tests.operator.cluster_objects import service
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kube.kinds import DEPLOYMENT, POD, POD_DISRUPTION_BUDGET, SERVICE, STATEFUL_SET, Kind, ServiceKey
+from kvasir_operator.kube.kinds import (
+    DEPLOYMENT,
+    INFERENCE_SERVICE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    STATEFUL_SET,
+    Kind,
+    ServiceKey,
+)
 from kvasir_operator.observe.cache import InformerCache, Name
 
 LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
@@ -154,3 +164,32 @@ def test_of_a_workloads_status_only_what_passes_ask_of_it_is_news(kind: Kind) ->
     assert cache.put(kind, child(9, status={**counts, "conditions": [available, refused]})) == {LLAMA}
     [workload] = cache.read(kind, LLAMA) or []
     assert workload["status"] == {**counts, "conditions": [refused]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_news"),
+    [
+        ({}, False),  # the status
+        ({"labels": {"team": "a"}}, False),
+        ({"generation": 4}, True),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, True),
+        ({"uid": "another"}, True),
+    ],
+)
+def test_only_what_changed_of_a_services_spec_is_news(metadata: dict[str, Any], is_news: bool) -> None:
+    cache = InformerCache()
+    assert cache.put(INFERENCE_SERVICE, service()) == {LLAMA}
+    later = service(status={"phase": "Ready"})
+    later["metadata"] |= {"resourceVersion": "10", **metadata}
+    assert cache.put(INFERENCE_SERVICE, later) == ({LLAMA} if is_news else set())
+    cache.finish_list(INFERENCE_SERVICE, None, {Name("models", "llama")}, 10)
+    assert cache.read(INFERENCE_SERVICE, LLAMA) == [later]
+
+
+def test_all_services_of_single_namespaces_are_not_those_of_the_cluster() -> None:
+    cache = InformerCache(is_namespaced=True)
+    cache.put(INFERENCE_SERVICE, service())
+    assert cache.read_all(INFERENCE_SERVICE, "models") is None
+    cache.finish_list(INFERENCE_SERVICE, "models", {Name("models", "llama")}, 9)
+    assert cache.read_all(INFERENCE_SERVICE, "models") == [service()]
+    assert cache.read_all(INFERENCE_SERVICE, None) is cache.read_all(INFERENCE_SERVICE, "elsewhere") is None

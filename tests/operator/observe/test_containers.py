@@ -1,5 +1,6 @@
 """Why a container fails, read from its status."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.observe.containers import why_container_fails
 
 NO_CONFIG = "kvasir-runtime: error: MODEL is /models/m, which has no config.json"
+IN_JSON = json.dumps(
+    {"level": "error", "message": "the engine core failed", "exception": "Traceback\n  a\nMemoryError: 2 GiB"}
+)
 
 
 def ended(exit_code: int = 2, message: str = "", reason: str = "Error") -> dict[str, Any]:
@@ -42,6 +46,16 @@ def running(**fields: Any) -> dict[str, Any]:
             {**running(restartCount=0), "state": ended(message=f"loading\n{NO_CONFIG}\n")},
             Reason.CONTAINER_FAILED,
             f"container engine ended with exit code 2 (Error): {NO_CONFIG}",
+        ),
+        (
+            {**running(restartCount=0), "state": ended(message=f"{IN_JSON}\n")},
+            Reason.CONTAINER_FAILED,
+            "container engine ended with exit code 2 (Error): the engine core failed: MemoryError: 2 GiB",
+        ),
+        (
+            {**running(restartCount=0), "state": ended(message='{"error": "of a sidecar"}')},
+            Reason.CONTAINER_FAILED,
+            'container engine ended with exit code 2 (Error): {"error": "of a sidecar"}',
         ),
         (
             running(restartCount=1, lastState=ended(137, reason="OOMKilled")),

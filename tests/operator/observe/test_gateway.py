@@ -114,7 +114,7 @@ def test_who_waits_for_a_name_is_woken_when_its_owner_is_deleted() -> None:
     async def body() -> None:
         await cluster.observer.state_of(service("qwen", "big", minute=1))
         cluster.woken.clear()
-        cluster.observer.watch_service("DELETED", service("llama", "big"))
+        cluster.observer.forget(LLAMA)
         state = await cluster.observer.state_of(service("qwen", "big", minute=1))
         assert state is not None
         assert state.taken == {}

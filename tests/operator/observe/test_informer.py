@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.operator.cluster_objects import NOW, deployment, pod
+from tests.operator.cluster_objects import NOW, deployment, pod, service
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
 from kvasir_operator.kube.client import LabelSelector
-from kvasir_operator.kube.kinds import DEPLOYMENT, POD, Kind, ServiceKey
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache, Name
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS, Informer
 
@@ -31,7 +31,7 @@ class ScriptedKube(MemoryKube):
     async def watch(
         self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
     ) -> AsyncIterator[dict[str, Any]]:
-        assert labels == {"serving.kvasir.dev/service": None}
+        assert labels == ({} if kind == INFERENCE_SERVICE else {"serving.kvasir.dev/service": None})
         self.versions.append(resource_version)
         if not self.script:
             self.silent.set()
@@ -153,3 +153,24 @@ def test_a_workload_that_somebody_deleted_is_news_at_once() -> None:
 def test_a_pod_that_is_gone_is_news_at_once_if_a_node_had_it(spec: dict[str, str], seconds: float) -> None:
     there, gone = (versioned("p", version) | {"spec": spec} for version in ("5", "6"))
     assert waits(POD, there, deleted=gone)[-1] == seconds
+
+
+def test_a_service_is_woken_when_it_is_made_or_goes_and_not_by_its_status() -> None:
+    shown = service(status={"phase": "Ready"})
+    gone = {**shown, "metadata": {**shown["metadata"], "resourceVersion": "10"}}
+    assert waits(INFERENCE_SERVICE, service(), shown, deleted=gone) == [0.0, 0.0]
+
+
+def test_a_service_that_went_while_its_watch_was_broken_is_woken_and_known_no_more() -> None:
+    async def body() -> tuple[list[ServiceKey], list[Any] | None]:
+        woken: list[ServiceKey] = []
+        cache = InformerCache()
+        shown = {**service(), "metadata": {**service()["metadata"], "resourceVersion": "0"}}
+        kube = ScriptedKube([[{"type": "ADDED", "object": shown}], KubeUnavailableError("gone")])
+        informer = Informer(kube, INFERENCE_SERVICE, None, cache, lambda key, wait: woken.append(key), asyncio.Lock())
+        running = asyncio.create_task(informer.run())
+        await asyncio.wait_for(kube.silent.wait(), 10)
+        running.cancel()
+        return woken, cache.read(INFERENCE_SERVICE, LLAMA)
+
+    assert asyncio.run(body()) == ([LLAMA, LLAMA], [])

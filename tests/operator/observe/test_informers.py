@@ -46,7 +46,9 @@ class Running:
         self.kube = WatchedKube()
         self.cache = InformerCache(is_namespaced=namespaces is not None)
         self.features = WITHOUT
-        self.informers = Informers(self.kube, namespaces, self.cache, lambda key, wait: None, lambda: self.features)
+        self.informers = Informers(
+            self.kube, namespaces, self.cache, lambda key, wait: None, lambda key: None, lambda: self.features
+        )
         self.task = asyncio.create_task(self.informers.run())
 
     def set_features(self, features: ClusterFeatures) -> None:

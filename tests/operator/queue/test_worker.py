@@ -3,23 +3,22 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
 
 import pytest
 from kubernetes.aio.client import Configuration
 from tests.operator.cluster_objects import service
 from tests.operator.memory_kube import MemoryKube
 
-from kvasir_operator.errors import KubeApiError, KubeUnavailableError
-from kvasir_operator.kube.client import KubeClient, LabelSelector
+from kvasir_operator.errors import KubeUnavailableError
+from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.queue.schedule import KeySchedule
 from kvasir_operator.queue.work_queue import WorkQueue
-from kvasir_operator.queue.worker import Resync, work
+from kvasir_operator.queue.worker import resync, work
 from kvasir_operator.reconcile import Outcome, Reconciler
 from kvasir_operator.settings import OperatorSettings
 
@@ -50,7 +49,6 @@ class ScriptedReconciler(Reconciler):
         return step
 
 
-SHOWN = service(status={"phase": "Ready"}) | {"spec": {}}
 HANGS = None
 """A pass whose API server never answers."""
 
@@ -62,7 +60,6 @@ def worked(
 
     async def body() -> OperatorMetrics:
         metrics = OperatorMetrics()
-        metrics.services.watch(None, SHOWN)
         queue = WorkQueue(asyncio.get_running_loop().time, KeySchedule(BackOff(0.001, 1.0), spacing_seconds))
         queue.add(KEY)
         reconciler = ScriptedReconciler(queue, list(script))
@@ -90,12 +87,6 @@ def test_before_the_first_failure_there_is_a_count_of_none() -> None:
 
 def test_a_pass_may_ask_for_another() -> None:
     assert sample(worked(Outcome(retry_seconds=0.001), Outcome()), "reconcile_total", result="success") == 2.0
-
-
-def test_a_service_that_a_pass_finds_gone_has_no_series_left() -> None:
-    labels = {"service_namespace": KEY.namespace, "inference_service": KEY.name, "phase": "Ready"}
-    assert sample(worked(Outcome()), "service_phase", **labels) == 1.0
-    assert sample(worked(Outcome(is_gone=True), Outcome()), "service_phase", **labels) is None
 
 
 def test_a_bug_is_logged_with_its_place_and_does_not_end_the_worker(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,44 +119,13 @@ def test_a_service_that_is_made_anew_does_not_wait_for_the_spacing_of_the_one_th
     assert sample(metrics, "reconcile_total", result="success") == 2.0
 
 
-class ListedKube(MemoryKube):
-    """Tells when services were listed; what was listed is queued when a test hears of it."""
-
-    def __init__(self, *failures: KubeApiError) -> None:
-        super().__init__()
-        self.objects[(INFERENCE_SERVICE.kind, "models", "llama")] = service()
-        self.failures = [*failures]
-        self.listed = asyncio.Event()
-
-    def list_pages(
-        self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
-    ) -> AsyncIterator[KubeObject]:
-        self.listed.set()
-        return super().list_pages(kind, namespace, labels, fields)
-
-
-def test_the_resync_queues_every_service_again_even_after_an_outage() -> None:
+def test_a_resync_queues_every_service_over_a_tenth_of_its_interval() -> None:
     async def body() -> ServiceKey | None:
-        queue = WorkQueue(asyncio.get_running_loop().time)
-        running = asyncio.create_task(Resync(ListedKube(KubeUnavailableError("down")), None, queue).run(0.01))
-        key = await asyncio.wait_for(queue.get(), 10)
-        running.cancel()
-        return key
-
-    assert asyncio.run(body()) == KEY
-
-
-def test_a_resync_can_be_hastened_and_is_spread_over_a_tenth_of_its_interval() -> None:
-    async def body() -> ServiceKey | None:
-        now, kube = 0.0, ListedKube()
+        now, kube = 0.0, MemoryKube()
+        kube.objects[(INFERENCE_SERVICE.kind, "models", "llama")] = service()
         queue = WorkQueue(lambda: now, KeySchedule(spacing_seconds=0.0))
-        resync = Resync(kube, None, queue)
-        running = asyncio.create_task(resync.run(3600.0))
-        resync.hasten()
-        await asyncio.wait_for(kube.listed.wait(), 10)
+        await resync(kube, None, queue, 3600.0)
         now = 360.0
-        key = await asyncio.wait_for(queue.get(), 10)
-        running.cancel()
-        return key
+        return await asyncio.wait_for(queue.get(), 10)
 
     assert asyncio.run(body()) == KEY

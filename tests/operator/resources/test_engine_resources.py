@@ -61,6 +61,11 @@ def test_more_cpu_may_be_used_than_is_requested(engine_template: RenderPod) -> N
             assert container["resources"]["limits"] == {"cpu": "8", "memory": "4Gi"}
 
 
+def test_no_more_cpu_is_requested_than_may_be_used(engine_template: RenderPod) -> None:
+    [container] = engine_template(resources={"cpuLimit": 2})["spec"]["containers"]
+    assert (container["resources"]["requests"]["cpu"], container["resources"]["limits"]["cpu"]) == ("2", "2")
+
+
 @pytest.mark.parametrize("spec", [{"engine": {"device": "cpu"}}, {"resources": {"accelerator": "none"}}])
 def test_without_an_accelerator_nothing_is_asked_for_that_the_manifest_does_not(
     engine_template: RenderPod, spec: dict[str, Any]

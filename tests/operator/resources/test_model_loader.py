@@ -138,5 +138,10 @@ def test_proxies_and_certificates_of_the_pod_are_the_loaders_too(engine_template
     assert "/ca" in [mount["mountPath"] for mount in loader["volumeMounts"]]
 
 
+def test_a_loader_logs_as_the_engine_does(engine_template: RenderPod) -> None:
+    loader = engine_template(OperatorSettings(log_format="json"), model=HUB)["spec"]["initContainers"][0]
+    assert loader["command"][-2:] == ["--log-format", "json"]
+
+
 def test_the_secret_of_the_routers_is_not_the_loaders(engine_template: RenderPod) -> None:
     assert "KVASIR_ROUTER_SECRET" not in json.dumps(engine_template(model=HUB)["spec"]["initContainers"])

@@ -1,15 +1,21 @@
 """The manifest's pod fields, which engine and router pods have alike."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults, RouterDefaults
-from kvasir_operator.api.model import ObjectRef, PodSpec, Toleration
+from kvasir_operator.api.model import ObjectRef, PodSpec, ResourcesSpec, RouterResources, Toleration
+from kvasir_operator.api.quantity import Quantity
 from kvasir_operator.settings import OperatorSettings
 
 RenderPod = Callable[..., dict[str, Any]]
+HUNGRY = InstallationDefaults(
+    engine=PodDefaults(resources=ResourcesSpec(memory=Quantity("90Gi"), cpu_limit=Quantity("64"))),
+    router=RouterDefaults(resources=RouterResources(memory=Quantity("2Gi"), cpu_limit=Quantity("2"))),
+)
 PASSED_ON = {
     "nodeSelector": {"gpu": "l4", "kubernetes.io/arch": "arm64"},
     "affinity": {"podAntiAffinity": {}},
@@ -45,6 +51,24 @@ def test_images_are_pulled_when_the_installation_says(template: RenderPod) -> No
     [container] = template(OperatorSettings(image_pull_policy="Never"))["spec"]["containers"]
 
     assert container["imagePullPolicy"] == "Never"
+
+
+def test_a_pod_requests_all_memory_that_it_may_use(template: RenderPod) -> None:
+    """Or its node could take it from where it serves because a neighbour grows."""
+    for settings in (OperatorSettings(), OperatorSettings(defaults=HUNGRY)):
+        [container] = template(settings)["spec"]["containers"]
+        resources = container["resources"]
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+def test_one_setting_makes_the_log_of_every_pod_json(template: RenderPod) -> None:
+    [container] = template(OperatorSettings(log_format="json"))["spec"]["containers"]
+    assert ("--log-format", "json") in pairwise(container["command"])
+
+
+def test_no_pod_is_made_anew_for_the_log_that_it_writes_anyway(template: RenderPod) -> None:
+    [container] = template()["spec"]["containers"]
+    assert "--log-format" not in container["command"]
 
 
 def test_the_manifests_variable_wins_over_ours_and_ours_are_kept(template: RenderPod) -> None:

@@ -178,14 +178,6 @@ def test_the_router_of_a_split_service_knows_where_to_ask_for_kv(
     assert "--kv-transfer-port" not in router_command(make_service())
 
 
-def test_routers_have_streams_handed_over_where_engines_exchange_kv(make_service: MakeService) -> None:
-    flags = dict(pairwise(router_command(make_service(engine={"kvTransfer": True}))))
-
-    assert flags["--rebalancing"] == "on"
-    assert "--rebalancing" not in router_command(make_service())
-    assert "--rebalancing" not in router_command(make_service(disaggregation={"prefill": {}, "decode": {}}))
-
-
 def test_routers_follow_all_engines_on_one_pair_of_ports(make_service: MakeService) -> None:
     """Whatever their ranks: the gateway follows all services by one flag."""
     specs: list[dict[str, Any]] = [{}, {"parallelism": {"data": 2}}, {"disaggregation": {"prefill": {}, "decode": {}}}]

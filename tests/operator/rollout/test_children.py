@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.operator.cluster_objects import child, deployment, leader_worker_set, stateful_set, stored
 
-from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
-from kvasir_operator.apply.plan import RemoveWeight, Scale
-from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, KubeObject, ObjectKey, object_key
+from kvasir_operator.api.labels import ROLE_LABEL
+from kvasir_operator.apply.plan import Edit
+from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, KubeObject, object_key
 from kvasir_operator.rollout.children import kept_children, kept_router, scales, weight_removals
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
@@ -40,13 +40,13 @@ def names(found: frozenset[tuple[object, str]]) -> dict[str, list[str]]:
 def test_former_workloads_are_scaled_and_those_that_shrink_come_first() -> None:
     former = [workload("up", 1), workload("down", 3), workload("same", 2), workload("new", 1)]
     found = scales(plan({"up": 2, "down": 1, "same": 2, "new": 4}), former)
-    assert found == (Scale.of(former[1].objects[0], 1), Scale.of(former[0].objects[0], 2))
-    assert (found[0].uid, found[0].resource_version) == ("uid-down", "7")
+    assert found == (Edit.scale(former[1].objects[0], 1), Edit.scale(former[0].objects[0], 2))
+    assert found[0].patch["metadata"] == {"uid": "uid-down", "resourceVersion": "7"}
 
 
 def test_deployments_stay_until_they_expire_and_services_while_there_are_pods() -> None:
     former = [workload("serving", 1), workload("leaving", num_leaving=1), workload("kept"), workload("past")]
-    found = kept_children(plan({}, "past"), former, [])
+    found = kept_children(plan({}, "past"), former)
     assert names(found) == {
         "Deployment": ["llama-serve-kept", "llama-serve-leaving", "llama-serve-serving"],
         "Service": ["llama-serve-leaving", "llama-serve-serving"],
@@ -62,7 +62,7 @@ def test_the_service_of_pods_that_no_node_has_goes_with_them(
 ) -> None:
     former = workload("past", 2)
     seen = replace(former.workload, num_pods=2, num_unbound=num_unbound, num_leaving=num_leaving)
-    found = kept_children(plan({} if left is None else {"past": left}), [replace(former, workload=seen)], [])
+    found = kept_children(plan({} if left is None else {"past": left}), [replace(former, workload=seen)])
     assert names(found) == {"Deployment": ["llama-serve-past"], "Service": ["llama-serve-past"] if is_kept else []}
 
 
@@ -75,31 +75,7 @@ def test_the_weight_of_a_canary_that_was_given_up_is_taken_off_while_it_has_pods
     ]
     services = [stored(child("Service", each.service_name)) for each in workloads]
     found = weight_removals(plan({}), workloads, [*services, *(each.objects[0] for each in workloads)])
-    assert found == (RemoveWeight(ObjectKey(SERVICE, "llama-serve-canary"), "child-uid", "7"),)
-
-
-def engine_service(**more_labels: str) -> KubeObject:
-    obj = stored(child("Service", "llama-engine"))
-    obj["metadata"]["labels"] |= {ROLE_LABEL: "serve", **more_labels}
-    return obj
-
-
-def routers(updated: int, observed_generation: int = 1) -> KubeObject:
-    obj = stored(deployment("router", replicas=2, updated=updated), generation=1)
-    obj["status"]["observedGeneration"] = observed_generation
-    return obj
-
-
-def test_the_service_of_an_earlier_release_stays_until_no_router_needs_it() -> None:
-    kept = {"Deployment": [], "Service": ["llama-engine"]}
-    gone: dict[str, list[str]] = {"Deployment": [], "Service": []}
-    for router, expected in ((routers(1), kept), (routers(2, observed_generation=0), kept), (routers(2), gone)):
-        assert names(kept_children(plan({}), [], [engine_service(), router])) == expected
-
-
-def test_a_revisions_own_service_waits_for_no_router() -> None:
-    children = [engine_service(**{REVISION_LABEL: "a"}), routers(1)]
-    assert names(kept_children(plan({}), [], children))["Service"] == []
+    assert found == (Edit.without_weight(services[0]),)
 
 
 def of_router(kind: str, name: str = "llama-router", role: str = "router") -> KubeObject:
@@ -140,7 +116,10 @@ def test_groups_of_a_former_revision_are_scaled_to_none_or_to_all_of_their_pods(
     shrinking, growing = of_groups("down", 2), of_groups("up", 1, idle=2)
     going = {key("down"): frozenset({"llama-serve-down-0"})}
     found = scales(plan({"down": 1, "up": 2}), [shrinking, growing], going)
-    assert [(each.key.name, each.replicas) for each in found] == [("llama-serve-down-0", 0), ("llama-serve-up-1", 2)]
+    assert [(each.key.name, each.patch["spec"]["replicas"]) for each in found] == [
+        ("llama-serve-down-0", 0),
+        ("llama-serve-up-1", 2),
+    ]
 
 
 def test_a_former_revision_has_no_more_groups_than_it_had() -> None:
@@ -148,7 +127,7 @@ def test_a_former_revision_has_no_more_groups_than_it_had() -> None:
 
 
 def test_groups_of_a_former_revision_stay_and_with_them_the_service_by_which_they_find_one_another() -> None:
-    found = kept_children(plan({}, "past"), [of_groups("kept", 0, idle=1), of_groups("serving", 1)], [])
+    found = kept_children(plan({}, "past"), [of_groups("kept", 0, idle=1), of_groups("serving", 1)])
     assert {str(each) for each in found} == {
         "StatefulSet llama-serve-kept-0",
         "StatefulSet llama-serve-serving-0",
@@ -158,7 +137,7 @@ def test_groups_of_a_former_revision_stay_and_with_them_the_service_by_which_the
 
 
 def test_a_group_of_the_current_revision_that_is_not_wanted_is_not_kept() -> None:
-    found = kept_children(plan({"new": 1}), [of_groups("new", 2)], [])
+    found = kept_children(plan({"new": 1}), [of_groups("new", 2)])
     assert not [each for each in found if each.kind == STATEFUL_SET]
 
 
@@ -167,7 +146,7 @@ def test_a_leader_worker_set_of_a_former_revision_is_scaled_to_none_or_to_its_on
     workloads = [ObservedWorkload(Workload(key("down"), 1, 2), tuple(sets[:2]), ())]
     workloads.append(ObservedWorkload(Workload(key("up"), 1, 0), tuple(sets[2:]), ()))
     found = scales(plan({"down": 1, "up": 1}), workloads, {key("down"): frozenset({"llama-serve-down-0"})})
-    assert [(str(each.key), each.replicas) for each in found] == [
+    assert [(str(each.key), each.patch["spec"]["replicas"]) for each in found] == [
         ("LeaderWorkerSet llama-serve-down-0", 0),
         ("LeaderWorkerSet llama-serve-up-0", 1),
     ]

@@ -26,14 +26,12 @@ from kvasir_operator.rollout.workload import Workload, WorkloadKey
 LATER = "2026-11-20T12:00:01Z"
 
 
-def engines(revision: str, replicas: int = 2, number: int | None = 1, **selector: str) -> KubeObject:
-    """A revision's Deployment; without a number one of an earlier release, which selects pods of any revision."""
+def engines(revision: str, replicas: int = 2, number: int = 1) -> KubeObject:
+    """A revision's Deployment."""
     obj = stored(deployment(replicas=replicas, revision=revision), uid=f"uid-{revision}")
     obj["metadata"] |= {"name": f"llama-serve-{revision}", "ownerReferences": [owner()]}
-    match = {SERVICE_LABEL: "llama", ROLE_LABEL: "serve"}
-    if number is not None:
-        obj["metadata"]["annotations"] = {REVISION_NUMBER: str(number)}
-        match[REVISION_LABEL] = revision
+    obj["metadata"]["annotations"] = {REVISION_NUMBER: str(number)}
+    match = {SERVICE_LABEL: "llama", ROLE_LABEL: "serve", REVISION_LABEL: revision}
     obj["spec"] |= {"selector": {"matchLabels": match}, "progressDeadlineSeconds": 7200}
     return obj
 
@@ -96,15 +94,6 @@ def test_a_weight_that_was_taken_off_is_none_of_the_requests_and_not_no_weight()
     without_its_weight = headless("a")
     without_its_weight["metadata"]["annotations"] = {}
     assert seen([engines("a"), without_its_weight])["a"].traffic_weight == 0
-
-
-def test_a_deployment_of_an_earlier_release_has_the_pods_that_no_revision_of_its_own_has() -> None:
-    legacy = engines("old", number=None)
-    legacy["metadata"]["name"] = "llama-engine"
-    pods = [engine("o1", "old"), engine("o2", "older"), engine("n1", "new")]
-    found = seen([legacy, engines("new", 1, 1)], pods)
-    assert (found["old"].number, found["old"].num_pods) == (0, 2)
-    assert found["new"].num_pods == 1
 
 
 def test_somebody_elses_deployments_and_those_without_engines_are_no_workloads() -> None:

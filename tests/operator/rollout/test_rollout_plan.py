@@ -582,12 +582,6 @@ def test_nothing_that_still_has_pods_is_history() -> None:
     assert {key.revision for key in plan.expired} == {"b"}
 
 
-def test_what_an_earlier_release_made_is_no_history() -> None:
-    plan = plan_rollout("e", {"serve": 1}, RolloutSpec(), [former("old", 0)])
-    assert plan.number == 1
-    assert {key.revision for key in plan.expired} == {"old"}
-
-
 def test_both_roles_of_a_revision_are_kept_or_deleted_together() -> None:
     past = [Workload(WorkloadKey("prefill", "a"), 1), Workload(WorkloadKey("decode", "a"), 1, num_leaving=1)]
     plan = plan_rollout("e", {"prefill": 1, "decode": 1}, RolloutSpec(history_limit=0), past)

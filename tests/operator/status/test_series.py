@@ -13,16 +13,12 @@ ROLES = [
 ]
 
 
-class Watched:
-    """The series after the events that were given."""
+class Shown:
+    """The series of the services that there are."""
 
-    def __init__(self) -> None:
-        self.collector, self._registry = ServiceCollector(), CollectorRegistry()
-        self._registry.register(self.collector)
-
-    def see(self, event_type: str | None = "MODIFIED", **of: Any) -> "Watched":
-        self.collector.watch(event_type, service(**of))
-        return self
+    def __init__(self, *services: dict[str, Any]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(ServiceCollector(lambda: services))
 
     def value(self, name: str, **labels: str) -> float | None:
         own = {"service_namespace": "models", "inference_service": "llama"}
@@ -47,36 +43,27 @@ def service(ready: str | None = "True", suspend: bool = False, phase: str = "Rea
     ("ready", "value"), [("True", 1.0), ("False", 0.0), ("Unknown", 0.0), pytest.param(None, None, id="no condition")]
 )
 def test_a_services_condition_ready_is_a_series(ready: str | None, value: float | None) -> None:
-    assert Watched().see(ready=ready).value("ready") == value
+    assert Shown(service(ready)).value("ready") == value
 
 
 def test_a_suspended_service_need_not_be_ready() -> None:
-    watched = Watched().see(ready="False").see(ready="False", suspend=True, phase="Suspended")
-    assert watched.value("ready") is None
-    assert watched.value("phase", phase="Suspended") == 1.0
+    shown = Shown(service("False", suspend=True, phase="Suspended"))
+    assert shown.value("ready") is None
+    assert shown.value("phase", phase="Suspended") == 1.0
 
 
-def test_a_service_is_in_one_phase_at_a_time() -> None:
-    watched = Watched().see(phase="Loading").see(phase="Ready")
-    assert watched.value("phase", phase="Ready") == 1.0
-    assert watched.value("phase", phase="Loading") is None
+def test_of_its_phases_a_service_shows_the_one_that_it_is_in() -> None:
+    shown = Shown(service(phase="Ready"))
+    assert shown.value("phase", phase="Ready") == 1.0
+    assert shown.value("phase", phase="Loading") is None
 
 
 def test_replicas_of_each_role_are_shown_as_wanted_and_as_ready() -> None:
-    watched = Watched().see()
-    assert [watched.value("desired_replicas", role=role) for role in ("serve", "router")] == [3.0, 2.0]
-    assert [watched.value("ready_replicas", role=role) for role in ("serve", "router")] == [1.0, 2.0]
+    shown = Shown(service())
+    assert [shown.value("desired_replicas", role=role) for role in ("serve", "router")] == [3.0, 2.0]
+    assert [shown.value("ready_replicas", role=role) for role in ("serve", "router")] == [1.0, 2.0]
 
 
 def test_a_service_without_status_has_no_series() -> None:
-    watched = Watched()
-    watched.collector.watch("MODIFIED", {"metadata": {"namespace": "models", "name": "llama"}, "spec": {}})
-    assert watched.num_series == 0
-
-
-def test_a_service_that_is_gone_leaves_no_series() -> None:
-    watched = Watched().see(None)
-    assert watched.num_series == 6
-    for _ in range(2):  # one that is not known is no error
-        watched.see("DELETED")
-    assert watched.num_series == 0
+    assert Shown(service()).num_series == 6
+    assert Shown({"metadata": {"namespace": "models", "name": "llama"}, "spec": {}}).num_series == 0

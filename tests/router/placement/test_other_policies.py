@@ -1,10 +1,9 @@
 from collections import Counter
 
-import pytest
 from tests.router.parts import a_request, an_endpoint
 
 from kvasir_router.placement.placement import Policy
-from kvasir_router.placement.policies import LeastWork, PowerOfTwo, SessionAffinity
+from kvasir_router.placement.policies import SessionAffinity
 from kvasir_router.service.registry import Endpoint
 
 URLS = tuple("abcdefgh")
@@ -12,32 +11,6 @@ URLS = tuple("abcdefgh")
 
 def placed(policy: Policy, *endpoints: Endpoint, session: str | None = None, now: float = 0.0) -> str:
     return policy.place(a_request(session=session), endpoints, {"a": 100}, now).leg.endpoint.url
-
-
-def test_least_work_is_the_shortest_queue_whatever_is_cached() -> None:
-    assert placed(LeastWork(), an_endpoint("a", prefill_tokens=101), an_endpoint("b", prefill_tokens=100)) == "b"
-
-
-def test_least_work_is_in_seconds() -> None:
-    fast, slow = an_endpoint("a", prefill_rate=4000.0, prefill_tokens=300), an_endpoint("b", prefill_tokens=100)
-    assert placed(LeastWork(), slow, fast) == "a"
-
-
-def test_least_work_tells_idle_endpoints_apart_by_their_decodes_then_by_turns() -> None:
-    assert placed(LeastWork(), an_endpoint("a", resident_tokens=9), an_endpoint("b", resident_tokens=8)) == "b"
-    assert placed(LeastWork(), an_endpoint("a", last_dispatch=2), an_endpoint("b", last_dispatch=1)) == "b"
-
-
-def test_power_of_two_takes_the_less_busy_of_those_drawn() -> None:
-    endpoints = [an_endpoint(url, num_in_flight=number) for number, url in enumerate(URLS)]
-    policy = PowerOfTwo(seed=1)
-    chosen = Counter(placed(policy, *endpoints) for _ in range(2000))
-    assert chosen["h"] == 0
-    assert chosen["a"] / 2000 == pytest.approx(1 / 4, abs=0.03)  # drawn 2 of 8, and then always taken
-
-
-def test_power_of_two_has_enough_with_one() -> None:
-    assert placed(PowerOfTwo(), an_endpoint("a")) == "a"
 
 
 def fleet(**loads: int) -> list[Endpoint]:

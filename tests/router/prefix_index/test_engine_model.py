@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvasir_router.prefix_index.block_keys import prompt_keys
 from kvasir_router.prefix_index.event_order import Action, Apply, EventOrder, Lost, Replay, Reset
+from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvasir_router.prefix_index.precise import DOUBT_SECONDS, BlockBudget, PreciseIndex
 
@@ -57,9 +58,9 @@ class Following(RuleBasedStateMachine):
         for action in actions:
             match action:
                 case Apply(payload):
-                    self.index.apply(URL, self.messages[payload], self.now)
+                    self.index.apply(URL, self.messages[payload])
                 case Reset(is_complete):
-                    self.index.reset(URL, self.now, is_complete=is_complete)
+                    self.index.reset(URL, is_complete=is_complete)
                 case Lost():
                     self.index.doubt(URL, self.now)
                 case Replay(start):
@@ -179,7 +180,7 @@ class Following(RuleBasedStateMachine):
 
     def believed(self) -> list[int]:
         chains = ({1: prompt_keys(array("I", prompt).tobytes(), 1, b"")} for prompt in PROMPTS)
-        return [self.index.match(chain, self.now).get(URL, 0) for chain in chains]
+        return [self.index.match(chain).get(URL, Held(0)).num_tokens for chain in chains]
 
     def assert_nothing_is_believed_that_is_not_true(self) -> None:
         for prompt, believed in zip(PROMPTS, self.believed(), strict=True):

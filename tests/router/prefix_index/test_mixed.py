@@ -13,7 +13,7 @@ from kvasir_router.dialects.dialect import Prompt
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
 from kvasir_router.prefix_index.index import Held
 from kvasir_router.prefix_index.kv_events import BlockStored, extra_key
-from kvasir_router.prefix_index.mixed import INLINE_BYTES, MixedIndex, MixedKey, Threads
+from kvasir_router.prefix_index.mixed import INLINE_BYTES, JUST_SENT_SECONDS, MixedIndex, MixedKey, Threads
 from kvasir_router.prefix_index.precise import BlockBudget, PreciseIndex
 from kvasir_router.prefix_index.tokens import CHUNK_CHARACTERS, PieceCache, PromptTokenizer
 
@@ -50,18 +50,29 @@ def parts() -> Iterator[Parts]:
 
 
 async def test_events_overrule_the_guess_where_they_tell_all(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.reset("told", is_complete=True)
     key = await parts.index.key(token_prompt(64))
     for url in ("told", "untold"):
         parts.index.insert(url, key, 0, None)
     assert parts.index.match(key, 10) == {"untold": 64}
-    parts.precise.apply("told", stored(array("I", [1] * 32)), 10)
+    parts.precise.apply("told", stored(array("I", [1] * 32)))
     assert parts.index.match(key, 10) == {"told": 32, "untold": 64}
 
 
+async def test_what_was_just_sent_is_expected_until_events_had_time_to_tell(parts: Parts) -> None:
+    for url in ("told", "failed"):
+        parts.precise.reset(url, is_complete=True)
+    first, second = [await parts.index.key(token_prompt(num_tokens)) for num_tokens in (64, 128)]
+    for url in ("told", "failed"):
+        parts.index.insert(url, first, 0, None)
+    parts.index.withdraw("failed", first)
+    assert parts.index.match(second, JUST_SENT_SECONDS - 0.1) == {"told": 64}
+    assert parts.index.match(second, JUST_SENT_SECONDS) == {}
+
+
 async def test_only_events_say_what_is_written(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)))
     key = await parts.index.key(token_prompt(64))
     unknown = await parts.index.key(Prompt(b"x" * 640, False, b"", model="base"))
     for url in ("told", "untold"):
@@ -72,25 +83,25 @@ async def test_only_events_say_what_is_written(parts: Parts) -> None:
 
 
 async def test_where_the_beginning_is_not_known_the_longer_match_counts(parts: Parts) -> None:
-    parts.precise.reset("partly", 0, is_complete=False)
+    parts.precise.reset("partly", is_complete=False)
     short, long = [await parts.index.key(token_prompt(num_tokens)) for num_tokens in (32, 64)]
     parts.index.insert("partly", short, 0, None)
     assert parts.index.match(long, 50) == {"partly": 32}
-    parts.precise.apply("partly", stored(array("I", [1] * 48)), 50)
+    parts.precise.apply("partly", stored(array("I", [1] * 48)))
     assert parts.index.match(long, 50) == {"partly": 48}
 
 
 async def test_an_adapters_prompts_are_its_own(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)))
     assert parts.index.match(await parts.index.key(token_prompt(32, model="french")), 0) == {}
-    parts.precise.apply("told", stored(array("I", [1] * 32), adapter=b"french"), 0)
+    parts.precise.apply("told", stored(array("I", [1] * 32), adapter=b"french"))
     assert parts.index.match(await parts.index.key(token_prompt(32, model="french")), 0) == {"told": 32}
 
 
 async def test_a_salted_prompt_is_its_own(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(array("I", [1] * 32), salt=extra_key(["mine"])), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32), salt=extra_key(["mine"])))
     keys = [await parts.index.key(token_prompt(48, salt=salt)) for salt in ("mine", "yours", None)]
     assert [parts.index.match(key, 0) for key in keys] == [{"told": 32}, {}, {}]
 
@@ -99,8 +110,8 @@ async def test_text_is_matched_by_its_tokens_once_the_tokenizer_is_known(parts: 
     tokenizer = PromptTokenizer(card(), PieceCache(10**6))
     prompt = Prompt(b"def hello(name): return name " * 20, False, b"", is_text=True, model="base")
     tokens = array("I", ids(tokenizer.tokens(prompt)))
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(tokens), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(tokens))
     assert parts.index.match(await parts.index.key(prompt), 0) == {}
     parts.index.use_tokenizer(tokenizer)
     key = await parts.index.key(prompt)
@@ -109,7 +120,7 @@ async def test_text_is_matched_by_its_tokens_once_the_tokenizer_is_known(parts: 
 
 
 async def test_what_cannot_be_tokenised_is_guessed_even_where_events_tell_all(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.reset("told", is_complete=True)
     key = await parts.index.key(Prompt(b"x" * 640, False, b"", model="base"))
     parts.index.insert("told", key, 0, None)
     assert parts.index.match(key, 10) == {"told": 160}
@@ -134,8 +145,8 @@ async def test_a_text_is_tokenised_no_further_than_somebody_has_it_cached(parts:
     pieces = Remembering()
     tokenizer = PromptTokenizer(card(), pieces)
     tokens = array("I", ids(tokenizer.tokens(long_text())))
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(tokens[:num_stored]), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(tokens[:num_stored]))
     parts.index.use_tokenizer(PromptTokenizer(card(), pieces))
     pieces.texts.clear()
     key = await parts.index.key(long_text())
@@ -149,7 +160,7 @@ async def test_a_text_is_tokenised_no_further_than_somebody_has_it_cached(parts:
 async def test_a_text_that_was_just_sent_is_expected_there_though_nobody_has_it_yet(parts: Parts) -> None:
     parts.index.use_tokenizer(PromptTokenizer(card(), PieceCache(10**6)))
     for url in ("told", "other"):
-        parts.precise.reset(url, 0, is_complete=True)
+        parts.precise.reset(url, is_complete=True)
     first, second = await parts.index.key(long_text(" x")), await parts.index.key(long_text(" y"))
     parts.index.insert("told", first, 0, None)
     assert parts.index.match(second, 1)["told"] > 0.95 * second.num_tokens
@@ -160,7 +171,7 @@ async def test_a_text_that_was_just_sent_is_expected_there_though_nobody_has_it_
 
 
 async def test_a_failed_dispatch_is_withdrawn_from_both(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
+    parts.precise.reset("told", is_complete=True)
     key = await parts.index.key(token_prompt(64))
     for url in ("told", "untold"):
         parts.index.insert(url, key, 0, None)
@@ -176,8 +187,8 @@ async def test_a_void_cache_is_to_be_learned_anew(parts: Parts) -> None:
 
 
 async def test_blocks_are_counted_as_far_as_they_are_known(parts: Parts) -> None:
-    parts.precise.reset("told", 0, is_complete=True)
-    parts.precise.apply("told", stored(array("I", [1] * 32)), 0)
+    parts.precise.reset("told", is_complete=True)
+    parts.precise.apply("told", stored(array("I", [1] * 32)))
     parts.index.insert("untold", await parts.index.key(token_prompt(64)), 0, None)
     assert [parts.index.num_blocks(url) for url in ("told", "untold", "gone")] == [2, 4, 0]
 

@@ -132,6 +132,6 @@ async def test_blocks_are_counted_for_all_services_together(
     services = [gateway.service(engine) for engine in engines_apart]
     for publisher in publishers:
         publisher.publish(*map(stored, "abcdef"))
-    await until(lambda: sum(service.feed.num_held + service.feed.num_refused for service in services) == 12)
-    assert sum(service.feed.num_held for service in services) == 10
+    await until(lambda: sum(service.feed.index.num_held + service.feed.index.num_refused for service in services) == 12)
+    assert sum(service.feed.index.num_held for service in services) == 10
     await gateway.close()

@@ -17,12 +17,11 @@ from kvasir_router.config import PROBE_LIMITS, ProbeLimits
 from kvasir_router.endpoints.address import Address
 from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.prefix_index.approximate import ApproximatePrefixIndex, BlockHashes
-from kvasir_router.service.health import PROBE_TIMES, Prober, ProbeTimes
+from kvasir_router.service.health import PROBE_TIMES, ProbePace, Prober, ProbeTimes
 from kvasir_router.service.ledger import Ledger
 from kvasir_router.service.load import EndpointLoad
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill
-from kvasir_router.service.probe_pace import ProbePace
 from kvasir_router.service.registry import EndpointState, Registry
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,6 @@ from kvasir_router.endpoints.address import Address, Role
 from kvasir_router.placement.pairing import Pairing
 from kvasir_router.service.late_binding import LateBinding
 from kvasir_router.service.load import EndpointLoad, InFlight
-from kvasir_router.service.load_report import LoadReport
 from kvasir_router.service.prefill_rate import FleetPrefill, work
 from kvasir_router.service.registry import EndpointState, Registry
 
@@ -34,11 +33,6 @@ class Engines:
 
     def room(self, response_ratio: float = 0.0) -> float:
         return self.binding.seconds_to_room("m", lambda: response_ratio)
-
-    def report(self, num_tokens: int, *arrived: str) -> None:
-        """By the engines, of what each has ahead."""
-        for endpoint in self.registry:
-            endpoint.load.report(LoadReport(1, 0, 0, num_tokens, 0, 10**6, 0.0, None, arrived, "i"), self.now)
 
     def send(self, url: str, num_tokens: int) -> InFlight:
         endpoint = self.registry.get(url)
@@ -104,37 +98,8 @@ def test_it_tells_when_time_alone_will_have_made_room() -> None:
     assert engines.room() == pytest.approx(0.0)
 
 
-A_TOKENS_TIME = 0.001  # of the engines above: the response ratio of what has waited as long as its prefill takes
-
-
-@pytest.mark.parametrize(("ratio", "bounds"), [(0.0, 1.0), (1.0, 2.0), (3.0, 3.0), (15.0, 5.0), (1e9, 5.0)])
-def test_where_others_are_ahead_the_bound_grows_with_each_doubling_of_the_slowdown(ratio: float, bounds: float) -> None:
-    engines = Engines()
-    engines.report(2000)
-    seconds_ahead = engines.room() + 0.25
-    assert engines.room(ratio * A_TOKENS_TIME) == pytest.approx(seconds_ahead - 0.25 * bounds, rel=0.03)
-
-
-def test_where_nothing_ahead_is_others_the_bound_stays_however_long_a_request_has_waited() -> None:
-    engines = Engines()
-    for url in "ab":
-        engines.send(url, 2000)
-    engines.report(2000, "id")
-    assert engines.room(1e9) == engines.room() > 0
-
-
-def test_it_grows_by_the_part_that_is_others() -> None:
-    engines = Engines()
-    for url in "ab":
-        engines.send(url, 1000)
-    engines.report(2000, "id")
-    assert engines.room() - engines.room(A_TOKENS_TIME) == pytest.approx(0.25 / 2, rel=0.03)
-
-
 def test_nothing_asks_for_the_ratio_where_there_is_room() -> None:
-    engines = Engines()
-    engines.report(100)
-    assert engines.binding.seconds_to_room("m", never_asked) == 0.0
+    assert Engines().binding.seconds_to_room("m", never_asked) == 0.0
 
 
 def never_asked() -> float:

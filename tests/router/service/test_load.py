@@ -1,8 +1,7 @@
 """What an engine says of itself and what this router knows of its own requests there make one figure."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from kvasir_router.service.load import SCRAPE_LIFETIME_SECONDS, EndpointLoad, InFlight
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
@@ -59,32 +58,6 @@ def test_a_request_whose_prefill_is_over_is_in_the_engines_figures(received_toke
     assert one.kv_used_tokens == 250 + 120
     one.end_prefill(request, 0.2)
     assert one.kv_used_tokens == 250
-
-
-def test_what_is_not_own_of_a_report_is_other_routers() -> None:
-    one = load()
-    sent(one, "x", 100)
-    one.report(replace(BUSY, arrived=("x",)), now=0.0)
-    assert one.own_prefill_seconds == pytest.approx(seconds(100))
-    assert one.foreign_prefill_seconds == pytest.approx(240 / RATE, rel=0.01)
-    sent(one, "y", 10)
-    assert one.own_prefill_seconds == pytest.approx(seconds(100) + seconds(10))
-    assert one.foreign_prefill_seconds == pytest.approx(240 / RATE, rel=0.01)
-
-
-def test_what_an_engine_has_left_of_own_requests_is_nobody_elses() -> None:
-    one = load()
-    sent(one, "x", 100)
-    for running_uncached_tokens in (100, 99, 0):
-        one.report(replace(IDLE, running_uncached_tokens=running_uncached_tokens, arrived=("x",)), now=0.0)
-        assert one.foreign_prefill_seconds == 0.0
-
-
-def test_nothing_is_other_routers_once_the_engines_word_is_forgotten() -> None:
-    one = load()
-    one.report(BUSY, now=0.0)
-    one.forget_report()
-    assert (one.own_prefill_seconds, one.foreign_prefill_seconds) == (0.0, 0.0)
 
 
 def test_a_request_that_is_over_before_it_was_named_counts_no_more() -> None:

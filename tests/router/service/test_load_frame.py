@@ -1,11 +1,10 @@
 """Load reports as they are published."""
 
-from dataclasses import astuple
-
 import msgspec
 import pytest
+from msgspec.structs import astuple
 
-from kvasir_router.service.engine_feed import MalformedReportError, decode_load
+from kvasir_router.service.load_report import MalformedReportError, decode_load
 
 FIELDS = [3, 2, 300, 40, 5000, 60_000, 7.5, 812.5, ["one", "two"], "0123456789abcdef"]
 

@@ -120,22 +120,6 @@ async def test_one_is_asked_for_until_its_engine_has_agreed(status: int, num_ask
     assert len(await engines.drain(times=3)) == num_asked
 
 
-@pytest.mark.parametrize(("status", "accepts"), [(202, True), (409, False), (404, False)])
-async def test_one_stream_is_asked_for_by_its_id(status: int, accepts: bool) -> None:
-    engines = Engines()
-    engines.status = status
-    assert await engines.migration("s3cret").hand_over("http://full", "a") is accepts
-    assert engines.asked == [("http://full/migrate/request", {"x-kvasir-router-secret": "s3cret"})]
-    assert engines.bodies == [{"request_id": "a"}]
-
-
-@pytest.mark.parametrize("error", [TimeoutError(), aiohttp.ClientConnectionError("gone")])
-async def test_who_cannot_be_asked_hands_nothing_over(error: Exception) -> None:
-    engines = Engines()
-    engines.error = error
-    assert await engines.migration(None).hand_over("http://full", "a") is False
-
-
 @pytest.mark.parametrize("error", [TimeoutError(), aiohttp.ClientConnectionError("gone")])
 async def test_an_engine_that_does_not_answer_is_let_alone(error: Exception) -> None:
     engines = Engines()

@@ -149,16 +149,6 @@ class Listener:
         return found
 
 
-async def test_routers_that_hear_one_another_act_one_after_the_other(join: Callable[..., Member]) -> None:
-    one, other = (join(host) for host in HOSTS)
-    assert one.feed.has_turn(0.0), "it is alone yet"
-    (await heard(one, other)).finish()
-    (await heard(other, one)).finish()
-    turns = [(one.feed.has_turn(seconds), other.feed.has_turn(seconds)) for seconds in (0.0, 2.0, 4.0, 6.0)]
-    assert sorted(turns[:2]) == [(False, True), (True, False)]
-    assert turns[2:] == turns[:2]
-
-
 async def test_each_hears_the_others_and_not_itself(join: Callable[..., Member]) -> None:
     one, other = (join(host) for host in HOSTS)
     (await heard(one, other)).finish()

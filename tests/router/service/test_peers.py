@@ -144,7 +144,6 @@ def test_what_the_engine_has_named_is_not_counted_twice(
         told(one, other)
         other.endpoint().load.report(REPORT, 0.0)
     assert other.endpoint().load.prefill_tokens == 100
-    assert other.endpoint().load.foreign_prefill_seconds == 0.0
 
 
 def test_an_own_request_of_an_id_that_the_engine_has_just_named_is_another(pair: tuple[Router, Router]) -> None:

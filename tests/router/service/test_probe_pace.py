@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kvasir_router.service.probe_pace import ProbePace
+from kvasir_router.service.health import ProbePace
 
 pytestmark = pytest.mark.anyio
 

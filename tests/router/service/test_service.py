@@ -204,7 +204,7 @@ OLD, SAME, NEW = (Address(f"http://{name}", revision=name[0]) for name in ("1old
 @pytest.mark.parametrize(
     ("why", "num_in_flight", "avoid", "url", "received"),
     [
-        ("those of its revision get its KV", 1, {OLD.url}, SAME.url, 100),
+        ("those of its revision get its KV, what was generated included", 1, {OLD.url}, SAME.url, 130),
         ("its revision has no room", 2, {OLD.url}, NEW.url, 0),
         ("the others of its revision refuse it", 1, {OLD.url, SAME.url}, NEW.url, 0),
     ],
@@ -221,37 +221,10 @@ async def test_a_moved_stream_goes_where_its_kv_can_go(
         service.dispatch(request, Placement(leg_on(same, request, {})))
     service.withdraw(request, SAME.url)
     same.load.max_in_flight = 2
-    placement = service.place(request, avoid, moved_from="1")
+    placement = service.place(request, avoid, moved_from="1", num_generated_tokens=30)
     assert placement is not None
     leg = placement.leg
-    assert (leg.endpoint.url, leg.received_tokens, leg.uncached_tokens) == (url, received, 100 - received), why
-
-
-@pytest.mark.parametrize(
-    ("receiver", "num_in_flight", "suspect_until", "url"),
-    [
-        (SAME.url, 1, 0.0, SAME.url),
-        (SAME.url, 2, 0.0, OLD.url),
-        (SAME.url, 1, float("inf"), OLD.url),
-        (None, 1, 0.0, OLD.url),
-    ],
-    ids=["chosen", "no room", "suspect", "policy"],
-)
-async def test_a_moved_stream_goes_to_its_receiver_while_that_can_take_it(
-    service: Service, receiver: str | None, num_in_flight: int, suspect_until: float, url: str
-) -> None:
-    """The other of its revision is idle."""
-    service.registry.set_addresses({OLD, SAME, NEW}, EndpointState.READY)
-    request = await asked(service)
-    same = service.registry.get(SAME.url)
-    assert same is not None
-    for _ in range(num_in_flight):
-        service.dispatch(request, Placement(leg_on(same, request, {})))
-    service.withdraw(request, SAME.url)
-    same.load.max_in_flight, same.suspect_until = 2, suspect_until
-    placement = service.place(request, moved_from="1", num_drawn_tokens=30, receiver=receiver)
-    assert placement is not None
-    assert (placement.leg.endpoint.url, placement.leg.received_tokens) == (url, 130)
+    assert (leg.endpoint.url, leg.received_tokens, leg.uncached_tokens) == (url, received, max(100 - received, 0)), why
 
 
 async def test_a_moved_stream_is_never_prefilled_by_another_engine(service: Service) -> None:

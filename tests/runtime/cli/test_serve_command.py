@@ -21,6 +21,7 @@ from kvasir_runtime.cli import main
 from kvasir_runtime.heartbeat import SILENT_SECONDS
 
 BODY = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+ID = {"x-request-id": "refused"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def two_apis(serve_all, events_endpoint):
     """A server of two API processes, for the tests that name it in their order; the last of them ends it."""
     replay = f"{events_endpoint}-replay"
     config = {"enable_kv_cache_events": True, "load_hz": 50, "endpoint": events_endpoint, "replay_endpoint": replay}
-    return serve_all("--api-server-count", "2", "--kv-events-config", json.dumps(config)).wait_ready()
+    flags = ("--api-server-count", "2", "--kv-events-config", json.dumps(config), "--log-format", "json")
+    return serve_all(*flags).wait_ready()
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,21 @@ def test_two_api_processes_share_the_port_and_the_engine(two_apis):
     assert len(set(answers)) == 1
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_sleeps_and_answers_the_same_when_it_is_awake(two_apis, level):
+    """Whichever of the API processes is asked."""
+    url, body = two_apis.url, BODY | {"prompt": list(range(100)), "max_tokens": 20}
+    before = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+    assert httpx.post(f"{url}/sleep", params={"level": level}, timeout=60).status_code == 200
+    for _ in range(6):
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
+        assert [httpx.get(f"{url}/{path}").status_code for path in ("ready", "health")] == [503, 200]
+    assert httpx.post(f"{url}/wake_up", timeout=60).status_code == 200
+    after = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    assert after["choices"][0]["text"] == before
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(two_apis):
     server = two_apis
     core = server.engine_core()
@@ -100,8 +117,9 @@ def test_an_api_process_that_is_stopped_makes_the_others_unhealthy(two_apis):
 
 
 def test_sigterm_lets_a_stream_end_and_then_exits_with_0(two_apis):
-    """The last test of this server."""
+    """The last test of this server, whose log is JSON."""
     server = two_apis
+    assert httpx.post(f"{server.url}/v1/completions", json=BODY | {"n": 0}, headers=ID).status_code == 400
     with httpx.stream("POST", f"{server.url}/v1/completions", json=BODY | {"stream": True}, timeout=60) as answer:
         lines = answer.iter_lines()
         next(lines)
@@ -109,7 +127,11 @@ def test_sigterm_lets_a_stream_end_and_then_exits_with_0(two_apis):
         rest = [line for line in lines if line.startswith("data: ")]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-    assert server.end()[0] == 0
+    status, log = server.end()
+    assert status == 0
+    messages = [json.loads(line) for line in log.splitlines()]
+    assert {"kvasir_runtime.server.launch", "kvasir_runtime.engine.core_main"} <= {each["logger"] for each in messages}
+    assert [each["status"] for each in messages if each.get("request_id") == ID["x-request-id"]] == [400]
 
 
 def test_drafts_that_hold_change_no_text(plain_server, drafting):

@@ -82,6 +82,19 @@ def test_two_ranks_answer_as_one_until_one_of_them_is_killed(serve, model_folder
     assert seconds < 10
 
 
+@pytest.mark.slow
+def test_two_ranks_sleep_and_others_wake_up_from_level_2(serve, model_folder):
+    server = serve(*TWO_RANKS).wait_ready()
+    before, text = ranks_of(server), greedy_text(model_folder, BODY["prompt"], 40)
+    for level, ranks in ((1, before), (2, [])):
+        assert httpx.post(f"{server.url}/sleep", params={"level": level}, timeout=60).status_code == 200
+        assert ranks_of(server) == ranks
+        assert httpx.post(f"{server.url}/wake_up", timeout=240).status_code == 200
+        answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"max_tokens": 40}, timeout=60).json()
+        assert answer["choices"][0]["text"] == text
+    assert not {*before} & {*ranks_of(server)}
+
+
 def test_a_rank_that_hangs_ends_all_with_the_reason(serve):
     told, seconds = fail_during_a_stream(serve(*TWO_RANKS).wait_ready(), signal.SIGSTOP)
     assert "rank 1 has given no sign of life" in told

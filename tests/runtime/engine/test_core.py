@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,11 +14,11 @@ from tests.runtime.scheduling.step_columns import columns
 from kvasir_runtime.engine.core import EngineCore
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
-from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, StepOutputs
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, Sleep, StepOutputs
 from kvasir_runtime.engine.router_feed import RouterFeed
 from kvasir_runtime.errors import StepSkippedError
 from kvasir_runtime.execution.executor import Executor
-from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockStored, KvEvent, KvEventLog
+from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, KvEventLog
 from kvasir_runtime.kv_cache.spec import KvGroup
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput
@@ -154,14 +154,6 @@ class MemoryPublisher:
         self.reports.append(report)
 
 
-class TimedSteps:
-    def __init__(self) -> None:
-        self.observed: list[TimedStep] = []
-
-    def observe_step(self, step: TimedStep) -> None:
-        self.observed.append(step)
-
-
 class Clock:
     """Stands still for the epoch's seconds, and goes on by one whenever the monotonic ones are read."""
 
@@ -228,16 +220,16 @@ def make_core(channel: MemoryChannel, clock: Clock) -> Iterator[Callable[..., En
     executors: list[Executor] = []
 
     def make(
-        runner: CountingRunner, *, ahead: int = 1, step_costs: TimedSteps | None = None, feed: RouterFeed | None = None,
+        runner: CountingRunner, *, ahead: int = 1, feed: RouterFeed | None = None,
         agent: "MemoryAgent | None" = None, depth: FixedDepth | None = None, executor: type[Executor] = Executor,
-        step_budget: StepBudget | None = None,
+        observers: Sequence[Callable[[TimedStep], None]] = (),
     ) -> EngineCore:  # fmt: skip
         executors.append(executor(runner))
         scheduler = new_scheduler(None if feed is None else feed.event_log, depth)
         transfers = None if agent is None else KvTransfers(scheduler, agent, PLACE, page_bytes=1, fails_requests=False)
         return EngineCore(
-            executors[-1], channel, scheduler, steps_ahead=ahead, step_costs=step_costs, router_feed=feed,
-            transfers=transfers, clock=clock, step_budget=step_budget,
+            executors[-1], channel, scheduler, steps_ahead=ahead, observers=observers, router_feed=feed,
+            transfers=transfers, clock=clock,
         )  # fmt: skip
 
     yield make
@@ -436,19 +428,19 @@ def test_the_device_is_driven_by_one_thread_of_its_own(make_core, channel):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_steps_are_timed_from_the_end_of_the_step_before(make_core, channel, clock, ahead):
-    costs = TimedSteps()
-    core = make_core(CountingRunner(), ahead=ahead, step_costs=costs)
+    costs: list[TimedStep] = []
+    core = make_core(CountingRunner(), ahead=ahead, observers=[costs.append])
     channel.inbox.extend([add("a", max_tokens=4), add("b", max_tokens=4)])
     for _ in range(3 + ahead):
         core.step()
-    prompts, *decodes = costs.observed
+    prompts, *decodes = costs
     assert (prompts.num_decodes, prompts.num_prompt_tokens) == (0, 6)
     assert [(step.num_decodes, step.num_prompt_tokens, step.seconds) for step in decodes] == [(2, 0, 1.0)] * 2
 
 
 def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel, clock):
     budget = StepBudget(LIMITS.max_num_batched_tokens, max_step_seconds=8.0, block_size=1)
-    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_budget=budget)
+    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, observers=[budget.observe_step])
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
         core.step()
@@ -456,51 +448,51 @@ def test_chunks_follow_the_time_that_steps_took_by_the_clock(make_core, channel,
 
 
 def test_a_timed_step_tells_how_many_drafts_were_asked_for_and_how_many_held(make_core, channel, clock):
-    costs = TimedSteps()
-    core = make_core(HoldingRunner(), ahead=0, step_costs=costs, depth=FixedDepth(2))
+    costs: list[TimedStep] = []
+    core = make_core(HoldingRunner(), ahead=0, observers=[costs.append], depth=FixedDepth(2))
     channel.inbox.extend([add("a", max_tokens=20), add("b", max_tokens=20)])
     for _ in range(3):
         core.step()
-    assert [(step.num_asked, step.num_accepted, step.num_proposals) for step in costs.observed] == [
+    assert [(step.num_asked, step.num_accepted, step.num_proposals) for step in costs] == [
         (0, 0, 2), (4, 4, 2), (4, 4, 2)
     ]  # fmt: skip
 
 
 def test_on_a_cpu_the_work_of_the_threads_counts_and_not_the_clock(make_core, channel, clock):
-    costs = TimedSteps()
-    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, step_costs=costs)
+    costs: list[TimedStep] = []
+    core = make_core(CountingRunner(processor_seconds=4.0), ahead=0, observers=[costs.append])
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
         core.step()
-    assert [step.seconds for step in costs.observed[1:]] == [4.25] * 2
+    assert [step.seconds for step in costs[1:]] == [4.25] * 2
 
 
 def test_steps_that_warm_up_are_told_apart(make_core, channel, clock):
-    costs = TimedSteps()
-    core = make_core(CountingRunner(warming_up=(2,)), ahead=0, step_costs=costs)
+    costs: list[TimedStep] = []
+    core = make_core(CountingRunner(warming_up=(2,)), ahead=0, observers=[costs.append])
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(3):
         core.step()
-    assert [step.is_warming_up for step in costs.observed] == [False, True, False]
+    assert [step.is_warming_up for step in costs] == [False, True, False]
 
 
 def test_the_time_that_an_idle_core_sleeps_is_no_steps(make_core, channel, clock):
-    costs = TimedSteps()
-    core = make_core(CountingRunner(), ahead=0, step_costs=costs)
+    costs: list[TimedStep] = []
+    core = make_core(CountingRunner(), ahead=0, observers=[costs.append])
     for _ in range(5):
         clock.monotonic()
     channel.inbox.append(add("a", max_tokens=1))
     core.step()
-    assert [step.seconds for step in costs.observed] == [1.0]
+    assert [step.seconds for step in costs] == [1.0]
 
 
 def test_a_failed_step_is_not_timed(make_core, channel, clock):
-    costs = TimedSteps()
-    core = make_core(CountingRunner(fails=(2,)), ahead=0, step_costs=costs)
+    costs: list[TimedStep] = []
+    core = make_core(CountingRunner(fails=(2,)), ahead=0, observers=[costs.append])
     channel.inbox.append(add("a", max_tokens=4))
     for _ in range(2):
         core.step()
-    assert [step.num_decodes for step in costs.observed] == [0], "the prompt's step alone"
+    assert [step.num_decodes for step in costs] == [0], "the prompt's step alone"
 
 
 def test_a_busy_core_tells_everybody_how_things_stand_each_quarter_of_a_second(make_core, channel, clock):
@@ -631,6 +623,23 @@ def test_blocks_are_published_when_they_are_written_and_after_clients_got_their_
     assert isinstance(stored, BlockStored)
     assert stored.token_ids == [1, 2, 3, 1]
     assert publisher.num_sent_before == [1, 2]
+
+
+def test_a_core_that_is_to_sleep_drops_what_is_under_way_and_says_that_nothing_is_cached(make_core, channel, publisher):
+    core = make_core(CountingRunner(), ahead=1, feed=feed_of(publisher, lambda: 0.0))
+    channel.inbox.extend([add("a", max_tokens=100), add("b", max_tokens=100)])
+    for _ in range(8):
+        core.step()
+    num_tokens = len(tokens_of(channel, "a"))
+    channel.inbox.append(Sleep(level=2))
+    assert core.run() == 2
+    stored = {block for event in publisher.events if isinstance(event, BlockStored) for block in event.block_hashes}
+    removed = {block for event in publisher.events if isinstance(event, BlockRemoved) for block in event.block_hashes}
+    assert stored == removed != set()
+    assert channel.broadcasts[-1].stats.num_running == channel.broadcasts[-1].stats.num_blocks_used == 0
+    assert len(tokens_of(channel, "a")) <= num_tokens + 2
+    channel.inbox.extend([add("c", max_tokens=2), Sleep(level=1)])
+    assert core.run() == 1, "and it may go on, and sleep again"
 
 
 def test_published_events_are_counted_when_the_core_falls_asleep(make_core, channel, publisher):

@@ -58,3 +58,16 @@ def test_a_stop_is_not_told_as_a_failure(tmp_path: Path) -> None:
         return messages
 
     assert asyncio.run(listen()) == [last]
+
+
+def interrupted() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in a process that has just begun
+    signal.raise_signal(signal.SIGINT)
+    sys.exit(3)
+
+
+def test_an_interrupt_of_the_terminal_never_reaches_a_core(tmp_path: Path) -> None:
+    with running_engine_core(CONFIG, tmp_path, make_process=forked(interrupted)) as process:
+        process.join(10)
+        assert process.exitcode == 3
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -50,8 +50,23 @@ def test_batches_are_the_very_bytes_that_were_published():
 def test_of_what_left_the_buffer_the_blocks_that_are_still_there_come_first():
     buffer = buffer_of(1, [stored("a", "b", "c")], [removed("b")], [stored("d", parent="c")])
     assert replayed(buffer) == [
-        (1, [AllBlocksCleared(), stored("a"), stored("c", parent="b")]),
+        (1, [AllBlocksCleared(), stored("a", "b", "c"), removed("b")]),
         (2, [stored("d", parent="c")]),
+    ]
+
+
+def test_a_parent_that_comes_back_comes_before_the_child_that_stayed():
+    buffer = buffer_of(1, [stored("a", "b", "c")], [removed("b")], [stored("b", parent="a")], [])
+    assert replayed(buffer)[0] == (2, [AllBlocksCleared(), stored("a", "b", "c")])
+
+
+def test_parents_that_are_gone_are_forgotten_with_their_last_child():
+    batches = [stored("a", "b")], [stored("c", parent="a")], [removed("a")], [removed("b")], [removed("c")], []
+    states = [replayed(buffer_of(1, *batches[:number], []))[0][1][1:] for number in (3, 4, 5)]
+    assert states == [
+        [stored("a", "b"), stored("c", parent="a"), removed("a")],
+        [stored("a"), stored("c", parent="a"), removed("a")],
+        [],
     ]
 
 
@@ -78,7 +93,7 @@ def test_a_block_that_comes_back_comes_behind_its_parent():
 def test_extra_keys_stay_with_the_first_block():
     keys = [("salt",), None]
     buffer = buffer_of(1, [stored("a", "b", extra_keys=keys)], [removed("a")], [])
-    assert replayed(buffer)[0] == (1, [AllBlocksCleared(), stored("b", parent="a")])
+    assert replayed(buffer)[0] == (1, [AllBlocksCleared(), stored("a", "b", extra_keys=keys), removed("a")])
     buffer = buffer_of(1, [stored("a", "b", extra_keys=keys)], [removed("b")], [])
     assert replayed(buffer)[0] == (1, [AllBlocksCleared(), stored("a", extra_keys=[("salt",)])])
 

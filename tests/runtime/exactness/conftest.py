@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,8 @@ from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.executor import Executor, PendingResult
 from kvasir_runtime.execution.platform import Platform
 from kvasir_runtime.execution.worker import Worker, load_worker
-from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, Pooling, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import SequenceOutput, TokenLogprobs
-from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.requests.stats import SchedulerStats
 from kvasir_runtime.scheduling.scheduler import Scheduler, make_scheduler
@@ -364,18 +364,33 @@ TransfersFactory = Callable[[Worker, Scheduler, threading.Event], KvTransfers]
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
-    """Makes an architecture's model and its outputs when first asked for."""
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Dtype], Path]:
+    """Makes an architecture's model when first asked for."""
+
+    @functools.cache
+    def of(architecture: str, dtype: Dtype) -> Path:
+        folder = tmp_path_factory.mktemp(f"{architecture}-{dtype}")
+        if dtype == "float32":
+            model = _random_model(architecture)
+        else:
+            exact = of(architecture, "float32")
+            model = getattr(transformers, architecture).from_pretrained(exact, dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+        return folder
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def reference(random_model: Callable[[str, Dtype], Path]) -> Callable[[str], Reference]:
+    """Makes an architecture's outputs when first asked for."""
 
     @functools.cache
     def of(architecture: str, dtype: Dtype = "float32") -> Reference:
-        folder = tmp_path_factory.mktemp(f"{architecture}-{dtype}")
-        if dtype == "float32":
-            return _make_reference(architecture, folder)
-        exact = of(architecture)
-        model = getattr(transformers, architecture).from_pretrained(exact.folder, dtype=torch.bfloat16)
-        model.save_pretrained(folder)
-        return said_alone(folder, exact.prompts)
+        folder = random_model(architecture, dtype)
+        if dtype != "float32":
+            return said_alone(folder, of(architecture).prompts)
+        return _run_reference(getattr(transformers, architecture).from_pretrained(folder).eval(), folder)
 
     return of
 
@@ -388,6 +403,12 @@ def features(request: pytest.FixtureRequest) -> Features:
 
 @pytest.fixture
 def start_engine() -> Iterator[EngineFactory]:
+    with starting_engines() as start:
+        yield start
+
+
+@contextmanager
+def starting_engines() -> Iterator[EngineFactory]:
     executors: list[Executor] = []
 
     def start(
@@ -405,9 +426,11 @@ def start_engine() -> Iterator[EngineFactory]:
         depth = depth or draft_depth(execution.get("speculative_config"), MAX_NUM_SEQS)
         return engine_over(executors[-1], worker.description, features, depth, make_transfers=own_transfers)
 
-    yield start
-    for executor in executors:
-        executor.close()
+    try:
+        yield start
+    finally:
+        for executor in executors:
+            executor.close()
 
 
 def _load(folder: Path, kv_cache_dtype: Any = "auto", platform: Platform | None = None, **execution: Any) -> Worker:
@@ -470,7 +493,8 @@ def engine_over(
     transfers = None if make_transfers is None else make_transfers(scheduler, channel.wake)
     channel.may_sleep = transfers is not None
     watched = WatchedExecutor(executor)
-    core = EngineCore(watched, channel, scheduler, steps_ahead=steps_ahead, step_costs=depth, transfers=transfers)
+    observers = [] if depth is None else [depth.observe_step]
+    core = EngineCore(watched, channel, scheduler, steps_ahead=steps_ahead, observers=observers, transfers=transfers)
     return Engine(core, channel, scheduler, watched)
 
 
@@ -479,7 +503,7 @@ def _few_blocks(rank: RankDescription) -> int:
     return sum(MAX_MODEL_LEN // BLOCK_SIZE + (3 if group.reach.is_full else 0) for group in rank.layout.groups)
 
 
-def _make_reference(architecture: str, folder: Path) -> Reference:
+def _random_model(architecture: str) -> Any:
     config_class, options = ARCHITECTURES[architecture]
     torch.set_num_threads(1)
     torch.manual_seed(7)
@@ -493,8 +517,7 @@ def _make_reference(architecture: str, folder: Path) -> Reference:
                 parameter.mul_(2.0)
             if "Gemma" in architecture and "post_" in name:
                 parameter.add_(10.0)
-    model.save_pretrained(folder)
-    return _run_reference(model, folder)
+    return model
 
 
 def _run_reference(model: Any, folder: Path) -> Reference:

@@ -33,7 +33,7 @@ from kvasir_runtime.errors import ConfigurationError, ModelLoadError
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.pooling.description import describe_pooling
-from kvasir_runtime.requests.pooling import Pooling
+from kvasir_runtime.requests.add_request import Pooling
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -11,28 +11,12 @@ import llguidance
 import pytest
 import torch
 from tests.runtime.exactness.conftest import VOCAB_SIZE, ByteTable
+from tests.runtime.exactness.held_answers import END, HELD, PROMPT
 from transformers import AutoModelForCausalLM, LogitsProcessor
 
-from kvasir_runtime.structured.grammars import ebnf_grammar, regex_grammar
-from kvasir_runtime.structured.json_schema import json_schema_grammar
-
-END = 300
 MAX_TOKENS = 48
-PROMPTS = (0, 2, 4)
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "sizes": {"type": "array", "items": {"type": "integer"}},
-    },
-    "required": ["name", "sizes"],
-    "additionalProperties": False,
-}
-GRAMMARS = {
-    "schema": json_schema_grammar(SCHEMA, any_whitespace=False),
-    "regex": regex_grammar("(ab|ba|[0-9]{2}){4,20}"),
-    "ebnf": ebnf_grammar('root ::= "(" root ")" | [a-z] | root "+" root'),
-}
+GRAMMARS = {kind: asked for kind, asked in HELD.items() if "budget" not in kind}
+"""llguidance's own matcher counts nothing."""
 
 
 class BytesOfTable:
@@ -47,28 +31,31 @@ class BytesOfTable:
 
 
 class Mask(LogitsProcessor):
-    """Of one text."""
+    """Of one text, behind biases."""
 
-    def __init__(self, grammar: str, prompt_len: int) -> None:
+    def __init__(self, grammar: str, bias: dict[int, float], prompt_len: int) -> None:
         tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(BytesOfTable()), n_vocab=VOCAB_SIZE)
         self._matcher = llguidance.LLMatcher(tokenizer, grammar)
+        self._bias = bias
         self._num_known = prompt_len
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         assert self._matcher.consume_tokens(input_ids[0, self._num_known :].tolist())
         self._num_known = input_ids.shape[1]
+        for token_id, bias in self._bias.items():
+            scores[0, token_id] += bias
         bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         allowed = (bits.unsqueeze(1) >> torch.arange(8) & 1).flatten()[:VOCAB_SIZE].bool()
         return scores.masked_fill(~allowed, -torch.inf)
 
 
 @torch.inference_mode()
-def held(model: Any, prompt: Sequence[int], grammar: str) -> list[int]:
+def held(model: Any, prompt: Sequence[int], asked: dict[str, Any]) -> list[int]:
     """What Hugging Face says, up to the end."""
-    ids = torch.tensor([prompt])
+    ids, mask = torch.tensor([prompt]), Mask(asked["grammar"], asked.get("logit_bias", {}), len(prompt))
     tokens = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=END,
-        pad_token_id=END, logits_processor=[Mask(grammar, len(prompt))],
+        pad_token_id=END, logits_processor=[mask],
     )  # fmt: skip
     answer: list[int] = tokens[0, len(prompt) :].tolist()
     return answer
@@ -76,20 +63,16 @@ def held(model: Any, prompt: Sequence[int], grammar: str) -> list[int]:
 
 @pytest.mark.parametrize("architecture", ["Llama", "Gemma3"])
 def test_what_a_grammar_holds_is_what_hugging_face_says_with_its_mask(
-    architecture: str, reference: Any, start_engine: Any
+    architecture: str, random_model: Any, start_engine: Any
 ) -> None:
-    expected = reference(f"{architecture}ForCausalLM")
-    model = AutoModelForCausalLM.from_pretrained(expected.folder).eval()
-    engine = start_engine(expected.folder)
-    asked = [(name, index) for name in GRAMMARS for index in PROMPTS]
-    names = [f"{name}-{index}" for name, index in asked]
-    for name, index in asked:
-        engine.add(f"{name}-{index}", expected.prompts[index], grammar=GRAMMARS[name], max_tokens=MAX_TOKENS,
-                   stop_token_ids=(END,))  # fmt: skip
-    generated = engine.finish(*names)
-    answers = [held(model, expected.prompts[index], GRAMMARS[name]) for name, index in asked]
-    assert [generated.token_ids(name) for name in names] == answers
-    assert any(answer[-1] == END for answer in answers)
+    folder = random_model(f"{architecture}ForCausalLM", "float32")
+    model, engine = AutoModelForCausalLM.from_pretrained(folder).eval(), start_engine(folder)
+    for kind, asked in GRAMMARS.items():
+        engine.add(kind, PROMPT, **asked | {"min_tokens": 0, "max_tokens": MAX_TOKENS, "stop_token_ids": (END,)})
+    generated = engine.finish(*GRAMMARS)
+    answers = {kind: held(model, PROMPT, asked) for kind, asked in GRAMMARS.items()}
+    assert {kind: generated.token_ids(kind) for kind in GRAMMARS} == answers
+    assert sum(answer[-1] == END for answer in answers.values()) > len(GRAMMARS) // 4
 
 
 def test_steps_without_a_grammar_call_nothing_of_it(reference: Any, start_engine: Any) -> None:
@@ -105,7 +88,7 @@ def test_steps_without_a_grammar_call_nothing_of_it(reference: Any, start_engine
     finally:
         threading.setprofile(None)
     num_calls = {}
-    for name, asked in {"plain": {}, "held": {"grammar": GRAMMARS["regex"], "stop_token_ids": (END,)}}.items():
+    for name, asked in {"plain": {}, "held": {"grammar": HELD["regex"]["grammar"], "stop_token_ids": (END,)}}.items():
         engine.add(name, expected.prompts[0], **asked)
         engine.step_until(lambda name=name: name in engine.channel.outputs)  # it has a row
         called.clear()

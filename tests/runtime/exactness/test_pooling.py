@@ -31,7 +31,7 @@ from kvasir_runtime.config import CacheConfig, ExecutionConfig, ModelConfig, Poo
 from kvasir_runtime.execution.executor import Executor
 from kvasir_runtime.execution.worker import load_worker
 from kvasir_runtime.pooling.description import describe_pooling
-from kvasir_runtime.requests.pooling import Pooling
+from kvasir_runtime.requests.add_request import Pooling
 
 POOLING_TYPES = ["LAST", "MEAN", "CLS"]
 FEATURES = [

@@ -123,6 +123,18 @@ def test_sizes_end_with_the_most_sequences(most: int, sizes: list[int]) -> None:
     assert graph_sizes(most) == sizes
 
 
+def test_forgotten_graphs_are_captured_again_in_the_memory_that_they_had() -> None:
+    rig = Rig([1, 2, 4], [1], limit=250)
+    rig.capture_all()
+    captured = rig.graphs.captured
+    rig.graphs.forget()
+    assert (rig.graphs.captured, len(captured)) == ([], 3)
+    rig.run(2)
+    assert rig.replayed == []
+    rig.capture_all()
+    assert rig.graphs.captured == captured
+
+
 def test_nothing_is_captured_before_there_is_time_or_demand() -> None:
     rig = Rig([1, 2, 4], [1])
     for _ in range(STEPS_BEFORE_CAPTURE - 1):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from kvasir_runtime.config import CacheConfig
-from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.execution.kv_buffer import (
     DeviceMemory,
     SequenceLimits,
@@ -84,21 +83,6 @@ def test_the_longest_sequence_fits_all_groups_and_a_longer_one_does_not(num_bloc
     assert longest % 16 == 0 or longest == 5000
     assert blocks_of_sequence(MIXED, longest, 512) <= num_blocks
     assert longest == 5000 or blocks_of_sequence(MIXED, longest + 1, 512) > num_blocks
-
-
-@pytest.mark.parametrize(
-    ("flag", "cache"),
-    [
-        ("--gpu-memory-utilization 0", CacheConfig(gpu_memory_utilization=0.0)),
-        ("--gpu-memory-utilization 1.01", CacheConfig(gpu_memory_utilization=1.01)),
-        ("--gpu-memory-utilization nan", CacheConfig(gpu_memory_utilization=float("nan"))),
-        ("--kv-cache-memory-bytes 0", CacheConfig(kv_cache_memory_bytes=0)),
-        ("--num-gpu-blocks-override -1", CacheConfig(num_gpu_blocks_override=-1)),
-    ],
-)
-def test_what_can_never_work_is_refused_by_name(flag: str, cache: CacheConfig) -> None:
-    with pytest.raises(ConfigurationError, match=flag):
-        blocks(cache, CPU)
 
 
 def spec(**changes: Any) -> KvSpec:

@@ -37,11 +37,6 @@ def test_a_budget_below_one_token_for_each_sequence_is_refused(budget: int) -> N
         resolve_max_num_batched_tokens(scheduler, CPU, 4096, 0)
 
 
-def test_no_sequences_at_all_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--max-num-seqs 0"):
-        resolve_max_num_batched_tokens(SchedulerConfig(max_num_seqs=0), CPU, 4096, 0)
-
-
 def test_a_budget_too_small_for_a_whole_prompt_is_refused() -> None:
     scheduler = SchedulerConfig(enable_chunked_prefill=False, max_num_batched_tokens=4095)
     with pytest.raises(ConfigurationError, match=r"--max-num-batched-tokens 4095 is less than max_model_len 4096"):

@@ -2,6 +2,7 @@
 and what comes back under its name."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,7 @@ class Shift(StepFeature):
     """Each sequence's next token lies so far behind its last as its salt is long."""
 
     name = "shift"
+    asked_by = attrgetter("cache_salt")
     extras = MappingProxyType({"shift": TokenExtra((1,), torch.int64)})
 
     def __init__(self, rows: Rows) -> None:

@@ -9,8 +9,8 @@ from tests.runtime.kernels.conftest import PagedBatch, paged_batch
 from kvasir_runtime.attention.cpu import AttentionPlan
 from kvasir_runtime.kernels.experts import group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import make_grouped_weight
-from kvasir_runtime.kernels.linear import VARIANTS, has_onednn, multiple_of_rows
-from kvasir_runtime.kernels.linear_choice import PATHS, make_weight
+from kvasir_runtime.kernels.linear import VARIANTS, multiple_of_rows
+from kvasir_runtime.kernels.linear_choice import make_weight
 from kvasir_runtime.kernels.native import load_library
 
 MANY = 64
@@ -20,9 +20,7 @@ SHAPES = [(512, 384), (130, 200), (48, 33), (2064, 1024), (96, 4096)]
 
 def runs_here(path: str) -> bool:
     library = load_library()
-    if path in VARIANTS:
-        return library is not None and bool(library.kvasir_linear_has(VARIANTS[path]))
-    return has_onednn() if path == "onednn" else True
+    return library is not None and bool(library.kvasir_linear_has(VARIANTS[path]))
 
 
 class AttentionPath(NamedTuple):
@@ -43,7 +41,7 @@ def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 LINEAR_PATHS = [
-    *((path, torch.bfloat16) for path in PATHS if runs_here(path)),
+    *((path, torch.bfloat16) for path in ("auto", "torch", *filter(runs_here, VARIANTS))),
     *([("auto", torch.float32)] if all(multiple_of_rows(*shape, torch.get_num_threads()) for shape in SHAPES) else []),
 ]
 

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.kernels.experts import ExpertGroups, group_by_expert_reference
 from kvasir_runtime.kernels.grouped_linear import GroupedWeight, SeparateExperts, make_grouped_weight
-from kvasir_runtime.kernels.linear import VARIANTS, PlainWeight, has_onednn
+from kvasir_runtime.kernels.linear import VARIANTS, PlainWeight
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -17,9 +16,6 @@ NATIVE = [
     )
     for name, code in VARIANTS.items()
 ]
-ONEDNN = pytest.param(
-    "onednn", marks=pytest.mark.skipif(not has_onednn(), reason="this processor cannot run onednn in bfloat16")
-)
 SHAPES = [(48, 64), (40, 72), (336, 768)]
 NUM_EXPERTS = 6
 
@@ -52,7 +48,7 @@ def check(grouped: GroupedWeight, weights: torch.Tensor, num_tokens: int) -> Non
     torch.testing.assert_close(grouped.multiply_pairs(by_expert, groups).double(), wanted, **tolerance)
 
 
-@pytest.mark.parametrize("path", ["torch", ONEDNN, "packed", "auto", *NATIVE])
+@pytest.mark.parametrize("path", ["torch", "auto", *NATIVE])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_path_gives_the_products(shape: tuple[int, int], path: str) -> None:
     weights = experts_weights(*shape)
@@ -78,7 +74,7 @@ def test_float32_is_multiplied_by_torch() -> None:
     check(grouped, weights, 20)
 
 
-@pytest.mark.parametrize("path", ["torch", "packed"])
+@pytest.mark.parametrize("path", ["torch", "auto"])
 def test_pairs_of_experts_elsewhere_are_neither_read_nor_written(path: str) -> None:
     weights = experts_weights(48, 64)
     local = range(2, 4)
@@ -105,8 +101,3 @@ def test_an_expert_without_rows_is_not_computed() -> None:
     weights = experts_weights(48, 64)
     forms = [NotToBeUsed() if index in (3, 5) else PlainWeight(weight, None) for index, weight in enumerate(weights)]
     check(SeparateExperts(forms, 48), weights, 9)
-
-
-def test_an_unknown_path_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'mkl' is not known"):
-        make_grouped_weight(iter(experts_weights(16, 32)), NUM_EXPERTS, "mkl")

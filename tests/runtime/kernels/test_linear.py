@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvasir_runtime.errors import ConfigurationError
-from kvasir_runtime.kernels.linear import VARIANTS, Linear, check_onednn, has_onednn
-from kvasir_runtime.kernels.linear_choice import decide, dot_is_faster, least_seconds, make_weight
+from kvasir_runtime.kernels.linear import VARIANTS, Linear
+from kvasir_runtime.kernels.linear_choice import choose_variant, decide, dot_is_faster, least_seconds, make_weight
 from kvasir_runtime.kernels.native import load_library
 
 LIBRARY = load_library()
@@ -16,9 +16,6 @@ NATIVE = [
     )
     for name, code in VARIANTS.items()
 ]
-ONEDNN = pytest.param(
-    "onednn", marks=pytest.mark.skipif(not has_onednn(), reason="this processor cannot run onednn in bfloat16")
-)
 SHAPES = [(48, 64), (40, 72), (17, 31), (512, 256), (1, 8), (336, 768)]
 
 
@@ -32,7 +29,7 @@ def weight_and_input(outputs: int, inputs: int, rows: int) -> tuple[torch.Tensor
     return weight, x, x.double() @ weight.double().T
 
 
-@pytest.mark.parametrize("path", ["torch", ONEDNN, "packed", *NATIVE])
+@pytest.mark.parametrize("path", ["torch", "auto", *NATIVE])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_path_gives_the_product_for_every_number_of_rows(shape: tuple[int, int], path: str) -> None:
     for rows in (0, 1, 2, 3, 7, 13, 16, 17, 33, 50, 65, 130):
@@ -49,7 +46,7 @@ def test_more_rows_than_a_core_keeps_in_its_cache(path: str, rows: int) -> None:
     torch.testing.assert_close(make(weight, path=path)(x).double(), expected, atol=0.5, rtol=0.01)
 
 
-@pytest.mark.parametrize("path", ["torch", ONEDNN, *NATIVE])
+@pytest.mark.parametrize("path", ["torch", *NATIVE])
 def test_adds_a_bias(path: str) -> None:
     weight, x, expected = weight_and_input(40, 64, 20)
     bias = torch.arange(40).to(torch.bfloat16)
@@ -66,7 +63,7 @@ def test_reads_rows_that_are_not_adjacent(path: str) -> None:
     assert torch.equal(layer(x.T.contiguous().T), layer(x))
 
 
-@pytest.mark.parametrize("path", ["torch", ONEDNN, "packed"])
+@pytest.mark.parametrize("path", ["torch", "auto"])
 @pytest.mark.parametrize("inputs", [64, 31])
 def test_rows_of_the_weight_come_back_as_they_were(path: str, inputs: int) -> None:
     weight, _, _ = weight_and_input(50, inputs, 1)
@@ -106,16 +103,11 @@ def test_what_loses_least_over_all_numbers_of_rows_serves_them_all() -> None:
     assert decide({**times, 256: {"fma": 9.0, "dot": 8.0, "amx": 1.0}}) == "amx"
 
 
-def test_an_unknown_path_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="'mkl' is not known; expected one of auto, torch"):
-        make(torch.zeros(4, 4, dtype=torch.bfloat16), path="mkl")
-
-
-def test_onednn_is_refused_on_a_processor_that_cannot_run_it() -> None:
-    with pytest.raises(
-        ConfigurationError, match="'onednn' needs bfloat16 instructions that this CPU lacks; use 'auto'"
-    ):
-        check_onednn(is_there=False)
+def test_without_a_compiler_torch_multiplies_unless_our_instructions_were_asked_for() -> None:
+    weight = torch.zeros(4, 4, dtype=torch.bfloat16)
+    assert choose_variant(None, "auto", weight) is None
+    with pytest.raises(ConfigurationError, match="'fma' needs compiled kernels but no compiler was found; install g"):
+        choose_variant(None, "fma", weight)
 
 
 def test_a_timing_in_which_the_clock_stood_still_does_not_count() -> None:

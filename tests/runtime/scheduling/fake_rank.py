@@ -12,8 +12,8 @@ import numpy as np
 from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.kv_cache.spec import KvGroup
+from kvasir_runtime.requests.add_request import Pooling
 from kvasir_runtime.requests.outputs import TokenLogprobs
-from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import SamplingParams
 from kvasir_runtime.scheduling.step import Candidates, NewSequence, StepPlan, StepResult
 from kvasir_runtime.transfer.commands import BlockIds

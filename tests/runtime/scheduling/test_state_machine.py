@@ -28,9 +28,8 @@ from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventLog
 from kvasir_runtime.kv_cache.kv_cache import KvCache
 from kvasir_runtime.kv_cache.spec import KvGroup, Reach
-from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
+from kvasir_runtime.requests.add_request import AddRequest, Pooling, RequestSpec, SequenceStart
 from kvasir_runtime.requests.outputs import Outcome, SequenceOutput
-from kvasir_runtime.requests.pooling import Pooling
 from kvasir_runtime.requests.sampling_params import BeamSearch, SamplingParams
 from kvasir_runtime.scheduling.beam_search import BeamSearchState, num_candidates
 from kvasir_runtime.scheduling.scheduler import Scheduler, SchedulerLimits

@@ -31,6 +31,7 @@ from kvasir_runtime.engine.channel import CoreChannel
 from kvasir_runtime.engine.messages import (
     Abort,
     AbortRequests,
+    Asleep,
     EndRequests,
     EngineFailed,
     EngineReady,
@@ -39,7 +40,9 @@ from kvasir_runtime.engine.messages import (
     RequestsEnd,
     RequestsMove,
     ResetPrefixCache,
+    Sleep,
     StepOutputs,
+    WakeUp,
 )
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import PlainTokens, SequenceOutput, TokenLogprobs
@@ -173,6 +176,11 @@ class FakeCore:
                         self._tell(RequestsEnd(names=message.names))
                     case ResetPrefixCache():
                         self.num_resets += 1
+                    case Sleep():
+                        self._active.clear()
+                        self._tell(Asleep(level=message.level))
+                    case WakeUp():
+                        self.send_ready()
                     case MoveRequests():
                         one = message.http_request_id
                         self._tell(RequestsMove(host="10.0.0.9", port=5601, http_request_id=one))

@@ -304,6 +304,8 @@ def test_sequences_beyond_what_the_engine_is_to_hold_are_sent_away(start_server)
         assert running.http.post("/v1/completions", json=TEXT).status_code == 200
         first.join()
         assert running.http.post("/v1/completions", json={**TEXT, "n": 3}).status_code == 200
+        status, error = post(running, "/v1/completions", {**TEXT, "n": 4})  # which there will never be room for
+        assert (status, "at most 3" in error["message"]) == (400, True)
 
 
 def test_body_over_the_limit_is_too_large(start_server) -> None:

@@ -69,7 +69,7 @@ def tokenizer(model_folder) -> Tokenizer:
         ([{"role": "user", "content": "a"}] * INLINE_MESSAGES, True),
         ([{"role": "user", "content": "a"}] * (INLINE_MESSAGES + 1), False),
         ([{"role": "user", "content": [{"type": "text", "text": ""}] * (INLINE_CHARS + 1)}], False),
-        ([{"role": "assistant", "tool_calls": [{}]}], False),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}], False),
         ([{"role": "user", "content": "a", "name": LONG}], False),
         ([{"role": "tool", "content": "a", "tool_call_id": LONG}], False),
         ([{"role": "assistant", "content": "a", "reasoning": LONG}], False),
@@ -117,7 +117,10 @@ def is_rendered_inline(tokenizer: Tokenizer, **fields: Any) -> bool:
         ({"reasoning": "r"}, {"reasoning_content": "r", "reasoning": "r", "thinking": "r"}),
         ({"reasoning": "r", "reasoning_content": "c"}, {"reasoning_content": "c", "reasoning": "c", "thinking": "c"}),
         ({"role": "tool", "tool_call_id": "t"}, {"role": "tool", "tool_call_id": "t"}),
-        ({"tool_calls": [{"id": "i"}]}, {"tool_calls": [{"id": "i"}]}),
+        (
+            {"tool_calls": [{"id": "i", "function": {"name": "f"}}]},
+            {"tool_calls": [{"id": "i", "function": {"name": "f", "arguments": {}}}]},
+        ),
     ],
 )
 def test_a_template_sees_the_keys_of_a_message_that_were_sent(tokenizer, sent: dict, seen: dict) -> None:

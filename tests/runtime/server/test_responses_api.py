@@ -9,6 +9,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 from tests.runtime.server.conftest import Running
 from tests.runtime.server.test_tools import CITY, TEXTS, TIME, WEATHER, own_model
+from tests.runtime.talk.test_grammar import Model
 
 from kvasir_runtime.config import ServerConfig
 from kvasir_runtime.server.journal import COMMENT
@@ -171,7 +172,8 @@ def test_a_call_that_is_cut_is_incomplete(model) -> None:
     assert CITY.startswith(item.arguments.rstrip("\N{REPLACEMENT CHARACTER}"))
 
 
-PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}}
+LARK = 'start: "*** " /[^\\n]+/ "\\n"'
+PATCH = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": LARK}}
 SPACE = {"type": "namespace", "name": "files", "description": "...", "tools": [{**TOOLS[0], "name": "read"}, PATCH]}
 
 
@@ -196,6 +198,34 @@ def test_a_tool_of_a_namespace_is_called_by_both_names(model) -> None:
     assert (item.type, item.namespace, item.name) == ("function_call", "files", "read")
     [item] = create(model, called("files__patch", input="x"), tools=[SPACE]).output
     assert (item.type, item.namespace, item.name, item.input) == ("custom_tool_call", "files", "patch", "x")
+
+
+@pytest.mark.parametrize("given", [{}, {"tool_choice": "required"}])
+@pytest.mark.parametrize(
+    ("syntax", "definition", "good", "bad"),
+    [("lark", LARK, '*** "a"\n', "a"), ("regex", '[^"]+"', 'x\t"', "x")],
+)
+def test_a_custom_tools_input_is_held_to_its_grammar(model, given, syntax, definition, good, bad) -> None:
+    format_ = {"type": "grammar", "syntax": syntax, "definition": definition}
+    create(model, "Hi", tools=[TOOLS[0], PATCH | {"format": format_}], **given)
+    vocabulary = Model([f"<{number}>" for number in range(80)], "hermes")  # of bytes, and ids as high as the model has
+    for text, is_taken in ((good, True), (bad, False)):
+        written = called("patch", input=text)
+        num_taken = vocabulary.num_chars_taken(model.core.received[-1].spec.grammar, written)
+        assert (num_taken == len(written)) is is_taken
+
+
+@pytest.mark.parametrize(
+    ("format_", "told"),
+    [
+        ({"syntax": "lark", "definition": "start: X"}, "tools[0].format.definition"),
+        ({"syntax": "regex", "definition": "(a"}, "tools[0].format.definition"),
+        ({"syntax": "bnf", "definition": "a"}, "tools[0].format.syntax: 'bnf' was given; known are lark and regex"),
+    ],
+)
+def test_a_grammar_that_is_none_is_refused_by_its_place(model, format_: Any, told: str) -> None:
+    response = ask(model, tools=[PATCH | {"format": {"type": "grammar", **format_}}])
+    assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
 
 
 def test_tools_that_run_at_openai_are_left_out(model) -> None:

@@ -96,3 +96,18 @@ def test_the_router_needs_no_api_key_for_it(start_server, monkeypatch: pytest.Mo
         ]
     assert [answer.status_code for answer in answers] == [200, 403]
     assert json.loads(answers[1].text)["error"]["code"] == "not_the_router"
+
+
+def test_its_settings_are_shown_to_clients_where_a_flag_asks_for_it(running, start_server, model_folder: Path) -> None:
+    """As lm-eval reads them."""
+    assert running.http.get("/tokenizer_info").status_code == 404
+    with start_server(config=ServerConfig(enable_tokenizer_info_endpoint=True)) as showing:
+        info = showing.http.get("/tokenizer_info").json()
+    settings = json.loads((model_folder / "tokenizer_config.json").read_text())
+    assert info.items() >= {"tokenizer_class": "PreTrainedTokenizerFast", **settings}.items()
+
+
+def test_a_token_that_is_written_with_properties_is_shown_as_its_text(model_folder: Path) -> None:
+    token = {"__type": "AddedToken", "content": "<s>", "lstrip": False}
+    info = describe(model_folder, bos_token=token, model_max_length=5, tokenizer_class="LlamaTokenizer").info()
+    assert (info["bos_token"], info["model_max_length"], info["tokenizer_class"]) == ("<s>", 5, "LlamaTokenizer")

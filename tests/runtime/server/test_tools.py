@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import ConfigurationError
 from kvasir_runtime.server.answer_formats import answer_formats
+from kvasir_runtime.structured.thought_budget import parted
 from kvasir_runtime.structured.vocabulary import Vocabulary, num_words
 
 TOOLS = [
@@ -282,8 +283,9 @@ def test_a_structured_answer_comes_behind_a_thought_and_a_budget_ends_that(model
     assert "a+" in held
     assert "think" in held
     assert "a+" in ended
-    assert "max_tokens" in ended
-    assert "max_tokens" in free
+    for limited in (ended, free):
+        budget, _ = parted(limited)
+        assert (budget.max_tokens, budget.opened, budget.closed) == (7, "<think>", "</think>")
 
 
 OTHERS: list[tuple[tuple[str, ...], str, str | None, str]] = [
@@ -323,6 +325,19 @@ def test_marks_of_calls_stay_hidden_where_nothing_may_be_called(tmp_path_factory
         assert answer(model, f"Hi.{WEATHER}", tool_choice="none").message.content == "Hi." + WEATHER.replace(
             "<tool_call>", ""
         ).replace("</tool_call>", "")
+
+
+def test_a_call_of_gpt_oss_is_text_without_marks_where_nothing_may_be_called(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    marks, text, _, _ = OTHERS[-1]
+    with talking(tmp_path_factory, *marks) as model:
+        for options in ({"tool_choice": "none"}, {"tools": None}):
+            choice = answer(model, text, **options)
+            assert choice.message.content == f"to=functions.weather {CITY}"
+            assert (choice.message.to_dict()["reasoning"], choice.finish_reason) == ("Hm", "stop")
+        cut = answer(model, text, tool_choice="none", max_tokens=len(model.tokenizer.encode(text).ids) - 20)
+        assert "<|" not in (cut.message.content or "")
 
 
 # What a model is held to.

@@ -84,7 +84,7 @@ def test_only_the_router_can_have_streams_leave(path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_the_router")
 
 
-@pytest.mark.parametrize("path", ["/abort_requests", "/reset_prefix_cache"])
+@pytest.mark.parametrize("path", ["/abort_requests", "/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping"])
 def test_only_the_router_has_the_engine_do_things_between_requests(path: str) -> None:
     assert ask("s3cret", "10.0.0.7", SECRET, path, "POST").status_code == 200
     for options in ({}, {"kv_transfer_trust_clients": True}):

@@ -379,7 +379,7 @@ ANSWERS = [
         [
             NOW,
             Reasoning("A\nB"),
-            Content("<|start|>assistant to=python<|channel|>final<|message|>1 + 1"),
+            Content("to=python 1 + 1"),
         ],
         "openai_gptoss",
     ),

@@ -117,8 +117,25 @@ ODD: list[tuple[str, str | None, str | None, str, list[Event]]] = [
     ("plain text where channels are expected", "openai", "openai_gptoss", "Hm <|ok|>", [Content("Hm <|ok|>")]),
     ("an unknown tool on a channel", "openai", "openai_gptoss",
         "<|channel|>analysis to=functions.sea<|message|>{}<|call|>",
-        [Reasoning("<|channel|>analysis to=functions.sea<|message|>{}")],
+        [Reasoning("to=functions.sea {}")],
     ),
+    ("a call on a channel where nothing may be called", None, "openai_gptoss",
+        '<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary to=functions.weather '
+        '<|constrain|>json<|message|>{"city": "Oslo"}<|call|>',
+        [Reasoning("Hm"), Content('to=functions.weather {"city": "Oslo"}')],
+    ),
+    ("a header without a message", "openai", "openai_gptoss",
+        "<|channel|>final Well<|end|><|channel|>final<|message|>So",
+        [Content(" Well\nSo")],
+    ),
+    ("marks in a message", "openai", "openai_gptoss",
+        "<|channel|>final<|message|>It <|constrain|>is<|message|> 1.<|channel|>final<|message|>Yes<|return|>",
+        [Content("It is 1.\nYes")],
+    ),
+    ("a channel named twice", "openai", "openai_gptoss",
+        "<|channel|>analysis<|start|>assistant<|channel|>final<|message|>Yes", [Content("Yes")],
+    ),
+    ("text that begins as a header", "openai", "openai_gptoss", "to=be or not", [Content("to=be or not")]),
 ]  # fmt: skip
 
 
@@ -135,6 +152,18 @@ def test_a_cut_call_has_no_end_and_what_was_held_of_it() -> None:
         CallBegun(0, "weather", None),
         Arguments(0, '{"city": "Oslo\\n</para'),
     ]
+
+
+def test_a_header_that_is_cut_shows_nothing() -> None:
+    """Marks come whole, since they are tokens."""
+    thought = "<|channel|>analysis<|message|>Hm<|end|>"
+    header = "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    for length in range(len(header) + 1):
+        if header[:length].count("<") == header[:length].count(">"):
+            answer = Answer("cut", "openai", thought + header[:length], [], "openai_gptoss")
+            events = read(answer, answer.text, is_cut=True)
+            assert events[:1] == [Reasoning("Hm")]
+            assert events[1:] in ([], [CallBegun(0, "weather", None)])
 
 
 def test_a_thought_whose_mark_the_prompt_has_may_repeat_it() -> None:

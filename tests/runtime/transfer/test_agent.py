@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import zmq
+from tests.runtime.transfer.in_process import InProcessConnector, Memory
 from tests.runtime.transfer.simulation import IDENTITY
 
 from kvasir_operator.local.network import free_port
@@ -28,7 +29,6 @@ from kvasir_runtime.transfer.commands import (
     ReadInto,
 )
 from kvasir_runtime.transfer.connector import PagePair
-from kvasir_runtime.transfer.in_process import InProcessConnector, Memory
 from kvasir_runtime.transfer.nixl import NixlConnector, check_installed, page_runs
 from kvasir_runtime.transfer.side_channel import SideChannel
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.runtime.transfer.in_process import InProcessConnector, Memory
 
 from kvasir_runtime.errors import KvTransferError
 from kvasir_runtime.ranks.links import CoreLinks, ipc_addresses
 from kvasir_runtime.transfer.connector import CHECKSUM_MODULUS, Page, PagePair
-from kvasir_runtime.transfer.in_process import InProcessConnector, Memory
 from kvasir_runtime.transfer.messages import Region
 from kvasir_runtime.transfer.rank_connectors import RankConnectors
 from kvasir_runtime.transfer.rank_transfers import RankTransfers

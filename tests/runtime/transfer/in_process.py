@@ -1,5 +1,5 @@
-"""A connector between engines of one process and one rank each that copies pages of tensors registered by name: the
-twin of nixl.py."""
+"""A connector between engines of one process and one rank each that copies pages of tensors registered by name: what
+NIXL does, without it."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,12 @@
-"""docs/reference/inferenceservice.md: every field of the manifest in tables, a section a dataclass.
+#!/usr/bin/env python3
+"""Writes docs/reference/inferenceservice.md: every field of the manifest in tables, a section a dataclass.
 
-Made from the same classes as the CRD. A group that stands in several places has one section, to which each links.
+Made from the same classes as the CRD; a test compares the two. A group that stands in several places has one section,
+to which each links.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from kvasir_operator.api import labels
@@ -26,12 +29,12 @@ from kvasir_operator.api.schema import class_description, field_descriptions
 from kvasir_operator.api.service_status import ServiceStatus
 from kvasir_operator.api.source import ModelSource
 
+PAGE = Path(__file__).parent / "reference" / "inferenceservice.md"
 _TEXTS = {Duration: "duration (`500ms`, `30s`, `10m`)", Quantity: "quantity (`500m`, `8`, `64Gi`)", ModelSource: "text"}
 _SCALARS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
-def reference_text() -> str:
-    """The whole page."""
+def page() -> str:
     roots = (ServiceSpec, ServiceStatus)
     lines = [
         f"# {labels.KIND} `{labels.API_VERSION}`",
@@ -141,3 +144,7 @@ def _limit(limit: Bounds | Pattern) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
