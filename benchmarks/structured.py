@@ -55,7 +55,7 @@ class Counts:
         return (
             f"| {name} | {self.compiled} | {len(self.refused)} | {len(self.valid_refused)} "
             f"| {len(self.invalid_accepted)} "
-            f"| {_at(milliseconds, 0.5):.2f} | {_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
+            f"| {value_at(milliseconds, 0.5):.2f} | {value_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
         )
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take each so many-th schema only")
     parser.add_argument("--reasons", type=Path, metavar="FILE", help="where to write what ours refuses, and why")
     arguments = parser.parse_args()
-    lines = [line for path in arguments.schemas for line in _lines(path)][:: arguments.every]
+    lines = list(schema_lines(arguments.schemas))[:: arguments.every]
     tokenizer = Tokenizer.load(make_model("llama-100m", WORK / "models"))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
     backends = {
@@ -83,7 +83,12 @@ def main() -> None:
     drawn = _draw(vocabulary, tokenizer, lines)
     print(f"\n{drawn.num_valid} of {drawn.num_complete} finished answers of random tokens are valid by jsonschema;")
     print(f"a mask over {tokenizer.vocab_size} tokens: {statistics.median(drawn.micros):.0f} us (median),", end=" ")
-    print(f"{_at(sorted(drawn.micros), 0.99):.0f} (p99), {max(drawn.micros):.0f} (most)")
+    print(f"{value_at(sorted(drawn.micros), 0.99):.0f} (p99), {max(drawn.micros):.0f} (most)")
+
+
+def schema_lines(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        yield from _lines(path)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -221,7 +226,7 @@ def _is_valid(schema: Any, text: bytes) -> bool:
     return bool(validator_class(schema).is_valid(json.loads(text)))
 
 
-def _at(values: Sequence[float], share: float) -> float:
+def value_at(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(len(values) * share))]
 
 
