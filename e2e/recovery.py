@@ -1,13 +1,14 @@
 """The story of every scenario that strikes an engine: load, strike, whole again, verdict."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from e2e.conftest import StartLoad
 from e2e.engines import Engine, busy_engine, is_whole_without, num_resumed
 from e2e.live_cluster import LiveService
-from e2e.traffic.answers import answers
+from e2e.traffic.answers import Answer, answers
+from e2e.traffic.json_requests import JsonRequest
 from e2e.traffic.traffic import Verdict
 from e2e.watch import watching
 
@@ -25,10 +26,14 @@ class Recovery:
 
 
 def recover(
-    service: LiveService, start_load: StartLoad, strike: Callable[[Engine], None], num_engines: int
+    service: LiveService,
+    start_load: StartLoad,
+    strike: Callable[[Engine], None],
+    num_engines: int,
+    streams: Sequence[Answer | JsonRequest] | None = None,
 ) -> Recovery:
-    """Strike one of `num_engines` engines in the middle of its streams."""
-    load = start_load(service, answers(NUM_TOKENS), num_clients=NUM_CLIENTS)
+    """Strike one of `num_engines` engines in the middle of its streams; None: completions."""
+    load = start_load(service, streams or answers(NUM_TOKENS), num_clients=NUM_CLIENTS)
     with load as clients, watching(service.cluster, "pods", service.namespace) as pods:
         victim, resumed_before = busy_engine(service), num_resumed(service)
         struck = time.time()

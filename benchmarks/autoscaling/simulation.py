@@ -234,7 +234,7 @@ def _jobs(trace: Trace) -> list[Job]:
 
 
 def _job(number: int, traced: TraceRequest) -> Job:
-    request = InferenceRequest("/v1/completions", Completions(), "m", True, BlockHashes(1, ()), "")
+    request = InferenceRequest(Completions(), "m", True, BlockHashes(1, ()), "")
     return Job(number, traced, traced.arrived, request, 0)
 
 

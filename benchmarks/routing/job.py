@@ -15,9 +15,7 @@ def request_of(
 ) -> InferenceRequest:
     """As the router reads it. Only full blocks can be shared."""
     prefix = BlockHashes(traced.num_input_tokens, traced.blocks[: traced.num_input_tokens // block_tokens])
-    return InferenceRequest(
-        "/v1/completions", _DIALECT, "m", True, prefix, str(number), can_transfer_kv=can_transfer_kv
-    )
+    return InferenceRequest(_DIALECT, "m", True, prefix, str(number), can_transfer_kv=can_transfer_kv)
 
 
 class Job:

@@ -49,7 +49,7 @@ class _Fleet:
             *(self._source.getrandbits(64) for _ in range(_NUM_BLOCKS - _NUM_SHARED_BLOCKS)),
         )
         prefix = BlockHashes(_NUM_BLOCKS * _BLOCK_TOKENS, hashes)
-        return InferenceRequest("/v1/completions", Completions(), "m", True, prefix, f"request-{number}")
+        return InferenceRequest(Completions(), "m", True, prefix, f"request-{number}")
 
     def _load(self, endpoint: Endpoint, requests: list[InferenceRequest]) -> None:
         endpoint.load.scraped(self._source.random(), 400_000, 0, 0.0)

@@ -10,6 +10,7 @@ from e2e.engine_processes import core_process, main_process
 from e2e.engines import Engine
 from e2e.live_cluster import LiveService
 from e2e.recovery import Recovery, recover
+from e2e.traffic.json_requests import REQUESTS, json_request
 from e2e.verdicts import Verdicts
 
 NUM_ENGINES = 2
@@ -32,6 +33,21 @@ def test_streams_outlive_a_killed_process(
 
     recovery = recover(own_service, start_load, kill, NUM_ENGINES)
     judge(recovery, f"engine killed: SIGKILL of its {request.node.callspec.id}", verdicts)
+
+
+@pytest.mark.usefixtures("rig")
+@pytest.mark.parametrize("name", REQUESTS)
+def test_streams_of_other_apis_outlive_a_killed_engine_core(
+    name: str, own_service: LiveService, start_load: StartLoad, verdicts: Verdicts
+) -> None:
+    """Calls of tools and answers by a schema, whose grammar the other engine goes on with."""
+    with own_service.port_forward() as url:
+        request = json_request(name, url, own_service.model)
+
+    def kill(victim: Engine) -> None:
+        os.kill(core_process(victim), signal.SIGKILL)
+
+    judge(recover(own_service, start_load, kill, NUM_ENGINES, [request]), f"engine killed: {name}", verdicts)
 
 
 def test_streams_outlive_a_pod_deleted_without_grace(

@@ -9,7 +9,7 @@ import pytest
 from e2e.conftest import ROUTER_IMAGE, StartLoad
 from e2e.helm.helm import Helm
 from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveCluster, LiveService, deploy_service, is_pod_ready, role_of
-from e2e.rolling_update.test_rolling_update import is_true, replacement
+from e2e.rolling_update.test_rolling_update import going, is_true
 from e2e.traffic.answers import answers
 from e2e.verdicts import Verdicts
 from e2e.watch import State, watching
@@ -44,7 +44,7 @@ def test_an_update_takes_no_serving_pod_away(meshed: LiveService, start_load: St
     ):
         changed_at = time.time()
         meshed.patch({"engine": {"maxNumSeqs": 24}})
-        _, gone_at = replacement(pods, old)
+        gone_at = max(going(pods, uid)[1] for uid in old)
         meshed.wait_ready()
         load.wait_streams(NUM_CLIENTS)
         verdict = load.stop()

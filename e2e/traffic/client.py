@@ -1,4 +1,4 @@
-"""Streams completions without pause and checks every token of each against what the model gives.
+"""Streams answers without pause and checks each against what the model gives, a completion token by token.
 
     python client.py PLAN.json      until SIGTERM, after which the streams under way still end
 
@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import aiohttp
 
 SILENCE_SECONDS = 90.0
 """A stream that is silent for longer counts as cut."""
+LAST_EVENTS = ("response.completed", "message_stop")
+"""Where no [DONE] follows: of Responses and Messages."""
 
 
 class RefusedError(Exception):
@@ -35,8 +38,8 @@ class WrongError(Exception):
     """A token, its number, or the text is not what the model gives."""
 
 
-class Stream:
-    """One completion. `expected` has an Answer's fields (answers.py)."""
+class Stream(ABC):
+    """One answer, by whichever API."""
 
     def __init__(self, expected: dict[str, Any], cache_salt: str | None = None) -> None:
         self.expected = expected
@@ -45,7 +48,6 @@ class Stream:
         self.arrivals: list[float] = []
         self.num_tokens = 0
         self.text = ""
-        self.finish_reason: str | None = None
 
     async def run(self, session: aiohttp.ClientSession, url: str, model: str) -> str:
         """How it ended: whole, refused, cut or wrong, with the reason after a colon."""
@@ -60,29 +62,67 @@ class Stream:
         return "whole"
 
     async def _run(self, session: aiohttp.ClientSession, url: str, model: str) -> None:
-        body = {
-            "model": model,
-            "prompt": self.expected["prompt_token_ids"],
-            "max_tokens": len(self.expected["token_ids"]),
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        } | ({} if self.cache_salt is None else {"cache_salt": self.cache_salt})
-        async with session.post(f"{url}/completions", json=body) as response:
+        path, body = self._request()
+        body |= {"model": model, "temperature": 0, "stream": True}
+        if self.cache_salt is not None:
+            body["cache_salt"] = self.cache_salt
+        async with session.post(f"{url}/{path}", json=body) as response:
             if response.status != 200:
                 raise RefusedError(f"status {response.status}: {(await response.text())[:300]}")
-            async for event in events(response):
-                if event == "[DONE]":
+            async for data in events(response):
+                if data == "[DONE]":
                     return self._check_end()
-                self._take(json.loads(event))
-        raise CutError("no [DONE]")
+                event = json.loads(data)
+                if "error" in event:
+                    raise CutError(json.dumps(event["error"])[:300])
+                self.arrivals.append(time.time())
+                self._take(event)
+                if event.get("type") in LAST_EVENTS:
+                    return self._check_end()
+        raise CutError("the last event is missing")
+
+    @abstractmethod
+    def _request(self) -> tuple[str, dict[str, Any]]:
+        """The path behind the API's URL, and the body; of it, the model and how it is sampled and sent are added."""
+
+    @abstractmethod
+    def _take(self, event: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _check_end(self) -> None: ...
+
+    def report(self, ended_as: str) -> str:
+        outcome, _, detail = ended_as.partition(": ")
+        times = [self.started, *self.arrivals]
+        gaps = [after - before for before, after in itertools.pairwise(self.arrivals)]
+        fields = {
+            "outcome": outcome,
+            "detail": detail,
+            "started": self.started,
+            "ended": times[-1] if outcome == "whole" else time.time(),
+            "num_tokens": self.num_tokens,
+            "first_token_seconds": self.arrivals[0] - self.started if self.arrivals else None,
+            "longest_gap_seconds": max(gaps, default=None),
+        }
+        return json.dumps(fields)
+
+
+class Completion(Stream):
+    """`expected` has an Answer's fields (answers.py)."""
+
+    finish_reason: str | None = None
+
+    def _request(self) -> tuple[str, dict[str, Any]]:
+        body = {
+            "prompt": self.expected["prompt_token_ids"],
+            "max_tokens": len(self.expected["token_ids"]),
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        return "completions", body
 
     def _take(self, event: dict[str, Any]) -> None:
-        if "error" in event:
-            raise CutError(json.dumps(event["error"])[:300])
-        self.arrivals.append(time.time())
         for choice in event["choices"]:
             self._take_tokens(choice.get("token_ids") or [])
             self.text += choice["text"]
@@ -102,20 +142,46 @@ class Stream:
         if self.text != self.expected["text"]:
             raise WrongError(f"the text is {self.text[:200]!r}...")
 
-    def report(self, ended_as: str) -> str:
-        outcome, _, detail = ended_as.partition(": ")
-        times = [self.started, *self.arrivals]
-        gaps = [after - before for before, after in itertools.pairwise(self.arrivals)]
-        fields = {
-            "outcome": outcome,
-            "detail": detail,
-            "started": self.started,
-            "ended": times[-1] if outcome == "whole" else time.time(),
-            "num_tokens": self.num_tokens,
-            "first_token_seconds": self.arrivals[0] - self.started if self.arrivals else None,
-            "longest_gap_seconds": max(gaps, default=None),
-        }
-        return json.dumps(fields)
+
+class JsonAnswer(Stream):
+    """Text or arguments of a call that are JSON; `expected` has a JsonRequest's fields (json_requests.py)."""
+
+    answer_id: str | None = None
+
+    def _request(self) -> tuple[str, dict[str, Any]]:
+        return self.expected["path"], dict(self.expected["body"])
+
+    def _take(self, event: dict[str, Any]) -> None:
+        number, answer_id = len(self.arrivals) - 1, event.get("id")
+        if event.get("sequence_number", number) != number:
+            raise WrongError(f"event {number} has number {event['sequence_number']}")
+        if answer_id not in (None, self.answer_id or answer_id):
+            raise WrongError(f"event {number} is of {answer_id}, those before it of {self.answer_id}")
+        self.answer_id = answer_id
+        piece = said(event)
+        self.num_tokens += bool(piece)
+        self.text += piece
+
+    def _check_end(self) -> None:
+        try:
+            answer = json.loads(self.text)
+        except ValueError as error:
+            raise WrongError(f"the text is no JSON ({error}): {self.text[-200:]!r}") from error
+        if answer != self.expected["answer"]:
+            raise WrongError(f"the answer is {self.text[:200]!r}...")
+
+
+def said(event: dict[str, Any]) -> str:
+    """What an event of Chat Completions, Responses or Messages adds to the one text or call of an answer."""
+    pieces = []
+    for delta in (choice["delta"] for choice in event.get("choices", ())):
+        pieces.append(delta.get("content") or "")
+        pieces += [call["function"]["arguments"] for call in delta.get("tool_calls") or ()]
+    if event.get("type") == "response.output_text.delta":
+        pieces.append(event["delta"])
+    if event.get("type") == "content_block_delta":
+        pieces.append(event["delta"]["partial_json"])
+    return "".join(pieces)
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
@@ -136,7 +202,7 @@ async def client(session: aiohttp.ClientSession, plan: dict[str, Any], number: i
         cache_salt = uuid.uuid4().hex if plan["is_salted"] else None
         expected = plan["streams"][turn % len(plan["streams"])]
         while expected is not None:
-            stream = Stream(expected, cache_salt)
+            stream = (Completion if "token_ids" in expected else JsonAnswer)(expected, cache_salt)
             ended_as = await stream.run(session, plan["url"], plan["model"])
             print(stream.report(ended_as), flush=True)
             if ended_as != "whole":

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from e2e.traffic.client import Stream, client
+from e2e.traffic.client import Completion, JsonAnswer, Stream, client
 
 EXPECTED = {"prompt_token_ids": [7], "token_ids": [1, 2, 3], "text": "a b c", "next_turn": None}
 
@@ -24,7 +24,7 @@ USAGE = json.dumps({"choices": [], "usage": {"completion_tokens": 3}})
 DONE = "[DONE]"
 ENDINGS = {
     "whole": [FIRST, SECOND, LAST, USAGE, DONE],
-    "cut: CutError('no [DONE]') after 2 tokens": [FIRST, SECOND],
+    "cut: CutError('the last event is missing') after 2 tokens": [FIRST, SECOND],
     "cut: CutError('\"gone\"') after 1 tokens": [FIRST, json.dumps({"error": "gone"}), DONE],
     "wrong: ended with None after 2 tokens": [FIRST, SECOND, DONE],
     "wrong: tokens from number 1 are [3]": [FIRST, event(" c", [3], 2)],
@@ -36,11 +36,53 @@ ENDINGS = {
 
 @pytest.mark.parametrize(("ended_as", "events"), ENDINGS.items(), ids=[name[:40] for name in ENDINGS])
 def test_a_stream_is_judged_by_its_tokens_and_its_end(ended_as: str, events: list[str]) -> None:
-    assert asyncio.run(judge(events)) == ended_as
+    assert asyncio.run(judge(Completion(EXPECTED), events)) == ended_as
 
 
 def test_an_error_status_is_a_refusal() -> None:
-    assert asyncio.run(judge([], status=503)) == "refused: status 503: "
+    assert asyncio.run(judge(Completion(EXPECTED), [], status=503)) == "refused: status 503: "
+
+
+def chunk(delta: dict[str, Any], answer_id: str = "chat-1") -> str:
+    return json.dumps({"id": answer_id, "choices": [{"delta": delta}]})
+
+
+def argument(text: str) -> dict[str, Any]:
+    return {"tool_calls": [{"function": {"arguments": text}}]}
+
+
+def numbered(number: int, text: str) -> str:
+    return json.dumps({"type": "response.output_text.delta", "sequence_number": number, "delta": text})
+
+
+def partial(text: str) -> str:
+    return json.dumps({"type": "content_block_delta", "delta": {"type": "input_json_delta", "partial_json": text}})
+
+
+COMPLETED = json.dumps({"type": "response.completed", "sequence_number": 2})
+STOPPED = json.dumps({"type": "message_stop"})
+JSON_ENDINGS = {
+    "a text": ("whole", [chunk({"content": "[1,"}), chunk({"content": " 2]"}), DONE]),
+    "a call": ("whole", [chunk(argument("[1,")), chunk(argument(" 2]")), DONE]),
+    "a response": ("whole", [numbered(0, "[1,"), numbered(1, " 2]"), COMPLETED]),
+    "a message": ("whole", [partial("[1,"), partial(" 2]"), STOPPED]),
+    "no end": ("cut: CutError('the last event is missing') after 2 tokens", [partial("[1,"), partial(" 2]")]),
+    "an error": ("cut: CutError('\"gone\"') after 1 tokens", [partial("[1,"), json.dumps({"error": "gone"})]),
+    "another answer": ("wrong: the answer is '[1, 1]'...", [partial("[1,"), partial(" 1]"), STOPPED]),
+    "half": ("wrong: the text is no JSON", [chunk({"content": "[1,"}), DONE]),
+    "an event twice": ("wrong: event 1 has number 0", [numbered(0, "[1,"), numbered(0, " 2]")]),
+    "two ids": (
+        "wrong: event 1 is of chat-2, those before it of chat-1",
+        [chunk(argument("[1,")), chunk(argument(" 2]"), "chat-2")],
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", JSON_ENDINGS)
+def test_an_answer_that_is_json_is_judged_by_what_it_says_and_its_order(ending: str) -> None:
+    ended_as, events = JSON_ENDINGS[ending]
+    stream = JsonAnswer({"path": "completions", "body": {}, "answer": [1, 2]})
+    assert asyncio.run(judge(stream, events)).startswith(ended_as)
 
 
 @pytest.mark.parametrize(("is_salted", "num_salts"), [(False, 0), (True, 2)])
@@ -74,7 +116,7 @@ async def asked(num_streams: int, is_salted: bool, expected: dict[str, Any] = EX
     return bodies
 
 
-async def judge(events: list[str], status: int = 200) -> str:
+async def judge(stream: Stream, events: list[str], status: int = 200) -> str:
     """How the client says that a stream of these events ended."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -84,7 +126,7 @@ async def judge(events: list[str], status: int = 200) -> str:
         return response
 
     async with serving(answer) as url, aiohttp.ClientSession() as session:
-        return await Stream(dict[str, Any](EXPECTED)).run(session, url, "model")
+        return await stream.run(session, url, "model")
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from typing import Any
 
 from e2e.live_cluster import POLL_SECONDS, KubeObject, LiveCluster, LiveService
 from e2e.traffic.answers import Answer
+from e2e.traffic.json_requests import JsonRequest
 from tests.controlplane.processes import wait_until
 
 CLIENT = Path(__file__).parent / "client.py"
@@ -115,7 +116,7 @@ class Load:
 @contextmanager
 def load(
     service: LiveService,
-    answers: Sequence[Answer],
+    answers: Sequence[Answer | JsonRequest],
     *,
     image: str,
     num_clients: int = 6,

@@ -87,12 +87,12 @@ DETAILS_RETRY_SECONDS = COUNTS_WAIT_SECONDS
 class Outcome:
     """`is_gone`: there is nothing left to reconcile. `retry_seconds`: look again then; None leaves it to events.
 
-    `may_settle`: or later, once what this pass did has been counted.
+    `is_debounced`: or later, once what this pass did has been counted.
     """
 
     is_gone: bool = False
     retry_seconds: float | None = None
-    may_settle: bool = False
+    is_debounced: bool = False
 
 
 def utc_now() -> str:
@@ -275,7 +275,7 @@ def _outcome(plan: Plan, applied: Applied, is_reported: bool, again_seconds: flo
 def _with_details(outcome: Outcome) -> Outcome:
     """The same, and what is left of the status is reported."""
     if outcome.retry_seconds is None:
-        return Outcome(retry_seconds=DETAILS_RETRY_SECONDS, may_settle=True)
+        return Outcome(retry_seconds=DETAILS_RETRY_SECONDS, is_debounced=True)
     return Outcome(retry_seconds=min(outcome.retry_seconds, DETAILS_RETRY_SECONDS))
 
 

@@ -159,7 +159,7 @@ class Operator:
             client,
             self._namespaces,
             self._cache,
-            self._queue.settle,
+            self._queue.debounce,
             partial(self._queue.add, is_urgent=True),
             lambda: self._discovery.features,
         )

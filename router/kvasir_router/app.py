@@ -113,7 +113,7 @@ class Handler:
         fields = await read(partial(request.read_fields, exchange.dialect, content))
         service = self._parts.services.of(request.model_of(fields))
         inference = await request.parse(
-            request.Envelope(exchange.path, exchange.request_id, headers, tenant, exchange.dialect),
+            request.Envelope(exchange.request_id, headers, tenant, exchange.dialect),
             fields,
             service.catalog.resolve,
             service.index,

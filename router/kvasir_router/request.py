@@ -25,7 +25,6 @@ _SESSION_PROMPT_BYTES = 1024
 class Envelope(msgspec.Struct, frozen=True):
     """What comes with a body."""
 
-    path: str  # with the query string, as the client sent it
     request_id: str
     raw_headers: Iterable[tuple[bytes, bytes]]
     tenant: str | None  # None: the router is open to everybody
@@ -33,7 +32,6 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True):
-    path: str  # with the query string, as the client sent it
     dialect: Dialect
     model: str | None  # as engines know it; None when absent or not a string: the engine says what is wrong
     is_stream: bool
@@ -109,7 +107,6 @@ async def parse(
     model = None if asked is None else resolve(asked)
     prompt = await do(partial(_prompt, envelope.dialect, fields, model))
     return InferenceRequest(
-        path=envelope.path,
         dialect=envelope.dialect,
         model=model,
         is_stream=fields.stream is True,

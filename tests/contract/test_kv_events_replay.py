@@ -22,16 +22,16 @@ PROMPTS = [(a, b, c) for a in range(2) for b in range(2) for c in range(2)]
 class Reader:
     def __init__(self) -> None:
         self.index = PreciseIndex(BlockBudget(1000))
-        self.index.reset(URL, 0.0, is_complete=True)
+        self.index.reset(URL, is_complete=True)
 
     def hear(self, payload: bytes) -> None:
         for event in decode_events(payload).events:
-            self.index.apply(URL, event, 0.0)
+            self.index.apply(URL, event)
 
     def believes(self) -> list[int]:
         """Of each prompt, how many leading blocks are there."""
         chains = ({1: prompt_keys(array("I", prompt).tobytes(), 1, b"")} for prompt in PROMPTS)
-        return [self.index.match(chain, 0.0).get(URL, 0) for chain in chains]
+        return [self.index.match(chain).get(URL, 0) for chain in chains]
 
 
 class Replaying(RuleBasedStateMachine):

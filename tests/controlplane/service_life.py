@@ -44,8 +44,6 @@ def live_through(cluster: ControlPlane, user: str, namespace: str, lease_namespa
         cluster.request("patch", path_of(INFERENCE_SERVICE, namespace, NAME), {"spec": {"replicas": 1}}, MERGE_PATCH)
         wait_until(lambda: len(running(cluster, namespace, pods[0])) == 1, SECONDS, "the service to shrink")
     cluster.request("delete", path_of(INFERENCE_SERVICE, namespace, NAME))
-    gone = (INFERENCE_SERVICE.group, INFERENCE_SERVICE.plural, "get")
-    wait_until(lambda: gone in used(cluster, user), SECONDS, "the service to be asked for, which is gone")
     cluster.request("delete", path_of(LEASE, lease_namespace, OWN_LEASE))
     wait_until(lambda: cluster.exists(path_of(LEASE, lease_namespace, OWN_LEASE)), SECONDS, "the Lease to be back")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.dynamic.exceptions import ForbiddenError, TooManyRequestsError
 
+from kvasir_operator.api.labels import MAX_NAME_LENGTH
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.drift import find_drift
@@ -64,6 +65,9 @@ EVERYTHING: dict[str, Any] = {
 DOWNLOADED = {"source": "hf://org/name", "secretRef": {"name": "hf-token"}, "cache": {"sizeLimit": "20480Mi"}}
 GROUPS: dict[str, Any] = {"parallelism": {"tensor": 2, "pipeline": 2}, "replicas": 2}
 TENSOR_GROUP: dict[str, Any] = {"parallelism": {"tensor": 4}, "resources": {"maxDevices": 2}}
+QUEUED: dict[str, Any] = {**GROUPS, "pod": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
+VOLCANOS: dict[str, Any] = {**GROUPS, "pod": {"schedulerName": "volcano"}}
+LONGEST_NAME = "a" * MAX_NAME_LENGTH
 SPLIT: dict[str, Any] = {"disaggregation": {"prefill": {"parallelism": {"pipeline": 2}}, "decode": {"replicas": 2}}}
 EVERY_SHARED_KIND = {
     "NetworkPolicy",
@@ -116,6 +120,17 @@ def create_pods(control_plane: ControlPlane, wanted: InferenceService) -> int:
 def test_an_object_is_stored_as_it_was_sent(control_plane: ControlPlane, namespace: str, spec: dict[str, Any]) -> None:
     for wanted in desired_objects(service(namespace, **spec), SETTINGS):
         assert find_drift(wanted, control_plane.apply(wanted)) == [], wanted["kind"]
+
+
+@pytest.mark.parametrize("spec", [QUEUED, VOLCANOS], ids=["Kueue", "Volcano"])
+def test_what_names_a_group_to_a_gang_scheduler_is_stored_and_its_pods_are_admitted(
+    control_plane: ControlPlane, namespace: str, spec: dict[str, Any]
+) -> None:
+    """Keys and values are labels and annotations, which Kubernetes checks by their form: those of the longest name."""
+    wanted = service(namespace, LONGEST_NAME, **spec)
+    for child in desired_objects(wanted, SETTINGS):
+        assert find_drift(child, control_plane.apply(child)) == [], child["kind"]
+    assert create_pods(control_plane, wanted) > 0
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class Tokens:
 
 def a_request(num_tokens: int = 100, prefix: PrefixKey | None = None, **fields: Any) -> InferenceRequest:
     """A streamed completion for the model m."""
-    values: dict[str, Any] = {"path": "/v1/completions", "dialect": Completions(), "model": "m", "is_stream": True}
+    values: dict[str, Any] = {"dialect": Completions(), "model": "m", "is_stream": True}
     return InferenceRequest(**values | {"prefix": prefix or Tokens(num_tokens)} | fields)
 
 

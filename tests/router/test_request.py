@@ -18,10 +18,10 @@ CHAT = Chat()
 
 
 async def parsed_bytes(
-    body: bytes, dialect: Dialect = CHAT, headers: dict[bytes, bytes] | None = None, path: str = "/v1/path"
+    body: bytes, dialect: Dialect = CHAT, headers: dict[bytes, bytes] | None = None
 ) -> InferenceRequest:
     """`alias` is another name of m."""
-    envelope = Envelope(path, "id", tuple((headers or {}).items()), "tenant", dialect)
+    envelope = Envelope("id", tuple((headers or {}).items()), "tenant", dialect)
     fields = read_fields(dialect, body)
     return await parse(envelope, fields, lambda name: {"alias": "m"}.get(name, name), INDEX)
 
@@ -110,19 +110,11 @@ async def test_an_alias_shares_the_blocks_of_the_models_own_name() -> None:
     assert hashes(one) == hashes(other) != ()
 
 
-async def test_the_query_string_shares_all_blocks() -> None:
-    one, other = [
-        await parsed({"messages": turns("a" * 64)}, path=path)
-        for path in ("/v1/chat/completions", "/v1/chat/completions?api-version=1")
-    ]
-    assert hashes(one) == hashes(other) != ()
-
-
 async def test_reads_what_routing_needs() -> None:
     body = {"model": "m", "stream": True, "priority": -3, "messages": turns("hi"), "unknown": {"nested": [1]}}
     request = await parsed(body)
     assert (request.model, request.is_stream, request.priority) == ("m", True, -3)
-    assert (request.path, request.request_id, request.tenant) == ("/v1/path", "id", "tenant")
+    assert (request.request_id, request.tenant) == ("id", "tenant")
 
 
 @pytest.mark.parametrize("stream", ["yes", 1, None, False])

@@ -2,7 +2,7 @@
 {{- define "kvasir.serviceRules" -}}
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 - apiGroups: [serving.kvasir.dev]
   resources: [inferenceservices/status]
   verbs: [patch]

@@ -111,6 +111,8 @@ def kubelet(programs: Path, network: Network, node: Node) -> list[str]:
         "authorization": {"mode": "AlwaysAllow"},  # nobody but the cluster's own can reach its network
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,
+        # An image that somebody also pulled from a registry is still there under the name that it came with.
+        "imagePullCredentialsVerificationPolicy": "NeverVerify",
         "nodeStatusUpdateFrequency": "5s",
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "registerWithTaints": [],

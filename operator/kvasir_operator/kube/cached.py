@@ -26,9 +26,11 @@ class CachedClient(KubeClient):
         self._cache = cache
 
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
-        found = self._cache.read(kind, ServiceKey(namespace, name)) if kind == INFERENCE_SERVICE else None
-        if found is None:
+        if kind != INFERENCE_SERVICE:
             return await super().get(kind, namespace, name)
+        found = self._cache.read(kind, ServiceKey(namespace, name))
+        if found is None:  # a list of one, for which the right to list them is enough
+            found = await super().list(kind, namespace, fields=f"metadata.name={name}")
         return found[0] if found else None
 
     def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:

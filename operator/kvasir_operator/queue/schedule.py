@@ -11,13 +11,13 @@ from kvasir_operator.queue.back_off import BackOff
 
 
 @dataclass(frozen=True)
-class _Settling:
+class _Debounced:
     """A wish that may wait for more of its kind."""
 
     due: float
     latest: float
 
-    def extended(self, due: float) -> "_Settling":
+    def extended(self, due: float) -> "_Debounced":
         return replace(self, due=min(max(due, self.due), self.latest))
 
 
@@ -31,7 +31,7 @@ class KeySchedule:
         self._due: dict[ServiceKey, float] = {}
         self._urgent: set[ServiceKey] = set()
         self._rushed: set[ServiceKey] = set()
-        self._settling: dict[ServiceKey, _Settling] = {}
+        self._debounced: dict[ServiceKey, _Debounced] = {}
         self._running: dict[ServiceKey, float] = {}
         self._earliest: dict[ServiceKey, float] = {}
         self._num_failures: dict[ServiceKey, int] = {}
@@ -42,10 +42,10 @@ class KeySchedule:
         if is_urgent:
             self._urgent.add(key)
 
-    def settle(self, key: ServiceKey, due: float, latest: float) -> None:
+    def debounce(self, key: ServiceKey, due: float, latest: float) -> None:
         """Wants a pass at `due`, or when a later wish of this kind is, but not after the first one's `latest`."""
-        before = self._settling.get(key)
-        self._settling[key] = _Settling(due, latest) if before is None else before.extended(due)
+        before = self._debounced.get(key)
+        self._debounced[key] = _Debounced(due, latest) if before is None else before.extended(due)
 
     def take(self, now: float) -> ServiceKey | None:
         """The key that has been due longest, urgent ones first, now marked as running; None when none is due."""
@@ -54,7 +54,7 @@ class KeySchedule:
             return None
         key = min(ready, key=lambda each: (each not in self._urgent, self._start(each)))
         self._due.pop(key, None)
-        self._settling.pop(key, None)
+        self._debounced.pop(key, None)
         if key in self._urgent:
             self._urgent.remove(key)
             self._rushed.add(key)
@@ -81,7 +81,7 @@ class KeySchedule:
 
     def start_of(self, key: ServiceKey) -> float | None:
         """When the key may start; None while its pass runs, or none is wanted."""
-        is_wanted = key in self._due or key in self._settling
+        is_wanted = key in self._due or key in self._debounced
         return self._start(key) if is_wanted and key not in self._running else None
 
     def next_start(self) -> float | None:
@@ -102,11 +102,11 @@ class KeySchedule:
         return max([0.0, *waits, *(now - started for started in self._running.values())])
 
     def _wanted(self) -> set[ServiceKey]:
-        return self._due.keys() | self._settling.keys()
+        return self._due.keys() | self._debounced.keys()
 
     def _start(self, key: ServiceKey) -> float:
-        settling = self._settling.get(key)
-        due = min(self._due.get(key, math.inf), math.inf if settling is None else settling.due)
+        debounced = self._debounced.get(key)
+        due = min(self._due.get(key, math.inf), math.inf if debounced is None else debounced.due)
         return max(due, self._earliest.get(key, 0.0))
 
     def _end(self, key: ServiceKey, now: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.queue.schedule import KeySchedule
 
-_LONGEST_SETTLING = 3
+_LONGEST_DEBOUNCE = 3
 """In times that it is to be quiet for."""
 
 
@@ -32,11 +32,11 @@ class WorkQueue:
         self._schedule.add(key, self._clock() + delay_seconds, is_urgent)
         self._wake_at(self._schedule.start_of(key))
 
-    def settle(self, key: ServiceKey, quiet_seconds: float) -> None:
+    def debounce(self, key: ServiceKey, quiet_seconds: float) -> None:
         """A pass once nobody has asked so for as long, or for three times as long anyway; at once where that is 0."""
         now = self._clock()
         if quiet_seconds:
-            self._schedule.settle(key, now + quiet_seconds, now + _LONGEST_SETTLING * quiet_seconds)
+            self._schedule.debounce(key, now + quiet_seconds, now + _LONGEST_DEBOUNCE * quiet_seconds)
         else:
             self._schedule.add(key, now)
         self._wake_at(self._schedule.start_of(key))

@@ -46,7 +46,7 @@ async def _pass(queue: WorkQueue, reconciler: Reconciler, key: ServiceKey, timeo
         return
     queue.done(key)
     if outcome.retry_seconds is not None:
-        (queue.settle if outcome.may_settle else queue.add)(key, outcome.retry_seconds)
+        (queue.debounce if outcome.is_debounced else queue.add)(key, outcome.retry_seconds)
 
 
 def _log_failure(key: ServiceKey, error: Exception, delay_seconds: float) -> None:

@@ -93,15 +93,9 @@ class TritonAttentionStep:
     launching them, and an eager step waits for Python."""
 
     def rotate_and_write(
-        self,
-        query: Tensor,  # [num_tokens, num_heads, head_dim]
-        key: Tensor,  # [num_tokens, num_kv_heads, head_dim]
-        value: Tensor,
-        cache: LayerCache,
-        cos: Tensor,  # float32 [num_positions, rotary_dim]
-        sin: Tensor,
+        self, query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, cos: Tensor, sin: Tensor,
         norms: HeadNorms | None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         slots = self.inputs.groups[cache.group].slots
         weights = (None, None, 0.0) if norms is None else (norms.query_weight, norms.key_weight, norms.eps)
         return triton_rotate_and_write(
@@ -109,13 +103,7 @@ class TritonAttentionStep:
         )
 
     def attend(
-        self,
-        query: Tensor,  # [num_tokens, num_heads, head_dim]
-        cache: LayerCache,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
+        self, query: Tensor, cache: LayerCache, *, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
         kind = (
             *(query.shape, query.stride(), cache.key.shape, cache.key.stride(), cache.key.dtype, cache.group),

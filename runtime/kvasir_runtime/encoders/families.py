@@ -59,15 +59,15 @@ def read_encoder(config: HuggingFaceConfig, architecture: str) -> tuple[EncoderO
 
 
 def _bert(config: HuggingFaceConfig) -> EncoderOptions:
-    return _learned_positions(config, first_position=0, default_eps=1e-12)
+    return _learned_positions(config, first_position=0)
 
 
 def _roberta(config: HuggingFaceConfig) -> EncoderOptions:
     """Positions begin behind that of padding."""
-    return _learned_positions(config, first_position=config.integer("pad_token_id", 1, least=0) + 1, default_eps=1e-12)
+    return _learned_positions(config, first_position=config.integer("pad_token_id", 1, least=0) + 1)
 
 
-def _learned_positions(config: HuggingFaceConfig, *, first_position: int, default_eps: float) -> EncoderOptions:
+def _learned_positions(config: HuggingFaceConfig, *, first_position: int) -> EncoderOptions:
     kind = config.text("position_embedding_type", "absolute")
     if kind != "absolute":
         raise config.error("position_embedding_type", "'absolute'")
@@ -83,7 +83,7 @@ def _learned_positions(config: HuggingFaceConfig, *, first_position: int, defaul
         first_position=first_position,
         num_types=config.integer("type_vocab_size", 2, least=0),
         layers=(layer,) * config.integer("num_hidden_layers", most=_MOST_LAYERS),
-        norm_eps=config.number("layer_norm_eps", default_eps),
+        norm_eps=config.number("layer_norm_eps", 1e-12),
         norm_bias=True,
         norms_first=False,
         attention_bias=True,

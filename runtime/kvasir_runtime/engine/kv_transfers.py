@@ -8,7 +8,6 @@ that is computed for another engine is offered as it is written, and kept until 
 import itertools
 import logging
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -17,11 +16,11 @@ from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.requests.outputs import AddressedOutput, Outcome
 from kvasir_runtime.scheduling.remote_kv import Arrival
 from kvasir_runtime.scheduling.scheduler import Scheduler
+from kvasir_runtime.transfer.agent import TransferAgent
 from kvasir_runtime.transfer.commands import (
     BeginOffer,
     BeginPull,
     CancelPull,
-    FromAgent,
     LookUp,
     OfferBlocks,
     OfferEnded,
@@ -29,7 +28,6 @@ from kvasir_runtime.transfer.commands import (
     PullEnded,
     ReadInto,
     Shortened,
-    ToAgent,
     WithdrawOffer,
 )
 from kvasir_runtime.transfer.metrics import TransferStats
@@ -45,20 +43,6 @@ UNMEASURED_SECONDS = 4.0
 """Of a prefill whose rate is not known."""
 
 
-class Agent(Protocol):
-    """The transfer agent, as the core sees it."""
-
-    def post(self, *commands: ToAgent) -> None: ...
-
-    def take(self) -> list[FromAgent]: ...
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """At which blocks come; None before any has."""
-
-    def stats(self, num_leased_blocks: int) -> TransferStats: ...
-
-
 @dataclass(frozen=True, slots=True)
 class PullUnderWay:
     arrival: Arrival
@@ -67,7 +51,7 @@ class PullUnderWay:
 
 class KvTransfers:
     def __init__(
-        self, scheduler: Scheduler, agent: Agent, place: Place, *, page_bytes: int, fails_requests: bool
+        self, scheduler: Scheduler, agent: TransferAgent, place: Place, *, page_bytes: int, fails_requests: bool
     ) -> None:
         """`fails_requests`: one whose blocks do not come is ended with an error; else its prompt is computed here."""
         self._scheduler = scheduler

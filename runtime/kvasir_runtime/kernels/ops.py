@@ -30,12 +30,10 @@ from kvasir_runtime.kernels.rowwise import (
     rms_norm_reference,
     silu_and_mul_reference,
 )
-from kvasir_runtime.kernels.sample import argmax_reference, cpu_argmax
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 GatedActivation = Callable[[Tensor], Tensor]
-Argmax = Callable[[Tensor], Tensor]
 Route = Callable[[Tensor, int, bool], Routing]
 GroupByExpert = Callable[[Tensor, range], ExpertGroups]
 CombineExperts = Callable[[Tensor, Routing, range], Tensor]
@@ -50,7 +48,6 @@ class Ops:
     add_rms_norm: AddRmsNorm
     silu_and_mul: GatedActivation
     gelu_tanh_and_mul: GatedActivation
-    argmax: Argmax
     route: Route
     group_by_expert: GroupByExpert
     combine_experts: CombineExperts
@@ -64,7 +61,6 @@ def reference_ops() -> Ops:
         add_rms_norm=add_rms_norm_reference,
         silu_and_mul=silu_and_mul_reference,
         gelu_tanh_and_mul=gelu_tanh_and_mul_reference,
-        argmax=argmax_reference,
         route=route_reference,
         group_by_expert=group_by_expert_reference,
         combine_experts=combine_experts_reference,
@@ -82,7 +78,6 @@ def cpu_ops() -> Ops:
         add_rms_norm=cpu_add_rms_norm(library),
         silu_and_mul=cpu_silu_and_mul(library),
         gelu_tanh_and_mul=cpu_gelu_tanh_and_mul(library),
-        argmax=cpu_argmax(library),
         route=cpu_route(library),
         group_by_expert=cpu_group_by_expert(library),
         combine_experts=cpu_combine_experts(library),

@@ -19,7 +19,6 @@ def triton_ops() -> Ops:
         add_rms_norm=triton_add_rms_norm,
         silu_and_mul=triton_silu_and_mul,
         gelu_tanh_and_mul=triton_gelu_tanh_and_mul,
-        argmax=triton_argmax,
         route=triton_route,
         group_by_expert=triton_group_by_expert,
         combine_experts=triton_combine_experts,

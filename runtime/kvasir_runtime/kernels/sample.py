@@ -79,6 +79,8 @@ class PositionTensors:
     """Whether any random row has top_p and no top_k."""
 
 
+Argmax = Callable[[Tensor], Tensor]
+"""Logits [num_positions, vocab_size] -> token ids int64 [num_positions]."""
 Sample = Callable[[Tensor, PositionTensors, SamplingTensors], Tensor]
 """(logits [num_positions, vocab_size], which are left as they are; ...) -> token ids int64 [num_positions]."""
 Penalize = Callable[[Tensor, PositionTensors, SamplingTensors, int], None]

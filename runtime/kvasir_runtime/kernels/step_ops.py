@@ -11,8 +11,8 @@ from kvasir_runtime.kernels.inputs import (
     prepare_inputs_reference,
 )
 from kvasir_runtime.kernels.native import load_library
-from kvasir_runtime.kernels.ops import Argmax
 from kvasir_runtime.kernels.sample import (
+    Argmax,
     Penalize,
     Sample,
     VerifyDrafts,

@@ -25,7 +25,7 @@ from kvasir_runtime.parallel.meeting_point import MEETING_TIMEOUT, MeetingPoint
 from kvasir_runtime.parallel.process_group import ProcessGroupCollectives
 from kvasir_runtime.parallel.shared_memory import SharedMemoryCollectives
 from kvasir_runtime.parallel.shared_segment import SharedSegment
-from kvasir_runtime.parallel.stage_link import ProcessGroupLink, StageLink
+from kvasir_runtime.parallel.stage_link import StageLink
 from kvasir_runtime.parallel.topology import RankPlace, Topology
 
 CollectiveBackend = Literal["auto", "gloo", "nccl", "shared_memory"]
@@ -143,8 +143,8 @@ def _stage_link(
     if place.pipeline_size == 1:
         return None
     if backend == "nccl" or device.type == "cuda":  # gloo sends from host memory only
-        return ProcessGroupLink(_nccl(store, place.pipeline_rank, place.pipeline_size, device), device)
-    return ProcessGroupLink(_gloo(store, place.pipeline_rank, place.pipeline_size, host), torch.device("cpu"))
+        return StageLink(_nccl(store, place.pipeline_rank, place.pipeline_size, device), device)
+    return StageLink(_gloo(store, place.pipeline_rank, place.pipeline_size, host), torch.device("cpu"))
 
 
 def _gloo(store: Store, rank: int, size: int, host: str) -> ProcessGroup:

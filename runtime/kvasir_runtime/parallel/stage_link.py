@@ -6,7 +6,6 @@ together whatever happens.
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,24 +18,9 @@ MOST_UNFINISHED = 8
 """Messages that a stage holds for one that is behind."""
 
 
-class StageLink(Protocol):
-    """One rank's end: to the stage behind it, and from the one before it."""
-
-    @property
-    def counts(self) -> CollectiveCounts: ...
-
-    def send(self, message: Tensor) -> None:
-        """To the next stage, which need not be there yet; nobody may change the message afterwards."""
-
-    def receive(self, out: Tensor) -> None:
-        """The next message of the stage before, which is as large as `out`. Waits for it; on CUDA its stream does."""
-
-    def exchange(self, word: bytes) -> Sequence[bytes]:
-        """The words of all stages, the first stage's first. Every stage calls it, and waits for the others."""
-
-
-class ProcessGroupLink:
-    """Point to point over torch's process groups, gloo or NCCL; a rank of the group is a stage."""
+class StageLink:
+    """One rank's end, to the stage behind it and from the one before it: point to point over torch's process groups,
+    gloo or NCCL. A rank of the group is a stage."""
 
     def __init__(self, group: ProcessGroup, device: torch.device) -> None:
         self.counts = CollectiveCounts()
@@ -46,6 +30,7 @@ class ProcessGroupLink:
         self._sending: deque[tuple[Work, Tensor]] = deque()
 
     def send(self, message: Tensor) -> None:
+        """To the next stage, which need not be there yet; nobody may change the message afterwards."""
         self.counts.count("send", message.nbytes)
         try:
             self._sending.append((self._group.send([message], self._index + 1, 0), message))
@@ -55,6 +40,7 @@ class ProcessGroupLink:
             raise self._gone(self._index + 1, error) from error
 
     def receive(self, out: Tensor) -> None:
+        """The next message of the stage before, which is as large as `out`. Waits for it; on CUDA its stream does."""
         self.counts.count("receive", out.nbytes)
         try:
             self._group.recv([out], self._index - 1, 0).wait()
@@ -62,6 +48,7 @@ class ProcessGroupLink:
             raise self._gone(self._index - 1, error) from error
 
     def exchange(self, word: bytes) -> Sequence[bytes]:
+        """The words of all stages, the first stage's first. Every stage calls it, and waits for the others."""
         own = torch.frombuffer(bytearray(word), dtype=torch.uint8).to(self._device)
         sizes = [int(size) for size in self._gather(torch.tensor([len(own)], device=self._device))]
         padded = own.new_zeros(max(sizes))

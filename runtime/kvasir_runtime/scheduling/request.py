@@ -87,10 +87,10 @@ class Request:
         has_told, self.has_told_admission = self.has_told_admission, True
         return None if has_told else self.admitted_at
 
-    def gather_scores(self, start: int, entries: list[TokenLogprobs] | None) -> None:
+    def gather_scores(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Keep the scores of prompt tokens `start` + 1 and on; what comes again after a preemption counts once."""
         known = len(self.prompt_logprobs)
-        if entries and start <= known:
+        if start <= known:
             self.prompt_logprobs.extend(entries[known - start :])
 
 

@@ -287,7 +287,9 @@ class Scheduler:
         plan = step.plan
         for index, sequence in enumerate(step.chunks, start=plan.num_decodes):
             row, start = int(plan.rows[index]), int(plan.starts[index])
-            sequence.request.gather_scores(start, result.prompt_logprobs.get(row) if result.columns else None)
+            scored = result.prompt_logprobs.get(row) if result.columns else None
+            if scored:
+                sequence.request.gather_scores(start, scored)
             if is_current[index]:
                 written = start + int(plan.num_new_tokens[index])
                 self._rows.wrote_chunk(row, written)
@@ -319,7 +321,8 @@ class Scheduler:
         drawn = DrawnTokens(
             step.rows[sampled], result.token_ids[lines], result.num_accepted[lines], step.max_tokens_in_flight[sampled]
         )
-        self._count_drafts(drawn, result.num_drafts[lines])
+        if self._depth is not None:
+            self._count_drafts(self._depth, drawn, result.num_drafts[lines])
         kept = state.keep(drawn)
         has_filled = state.num_written[drawn.rows] >= state.next_boundary[drawn.rows]
         if np.count_nonzero(has_filled):
@@ -364,14 +367,12 @@ class Scheduler:
             stop_token_id=tokens[-1] if reason == "stop" else None,
         )
 
-    def _count_drafts(self, drawn: DrawnTokens, num_drafts: NDArray[np.int32]) -> None:
-        if self._depth is None or not len(num_drafts):
-            return
+    def _count_drafts(self, depth: DraftDepth, drawn: DrawnTokens, num_drafts: NDArray[np.int32]) -> None:
         num_asked = drawn.max_tokens_in_flight - 1
         if not num_asked.any():
             return
         num_accepted = np.maximum(drawn.num_accepted - 1, 0)
-        self._depth.observe(drawn.rows, num_asked, num_accepted)
+        depth.observe(drawn.rows, num_asked, num_accepted)
         counts = self._drafts
         counts.num_drafts += int(np.count_nonzero(num_drafts))
         counts.num_draft_tokens += int(num_drafts.sum())

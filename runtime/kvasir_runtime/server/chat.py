@@ -44,7 +44,8 @@ Chat = TypeVar("Chat", bound=ChatCompletionRequest)
 
 async def chat_prompts(builder: PromptBuilder, chat: ChatCompletionRequest, limits: Limits) -> list[Prompt]:
     prompts = [await builder.chat_prompt(chat, limits, most_prompt_tokens(chat, limits.max_model_len))]
-    check_scored(chat, prompts, 1)
+    if chat.prompt_logprobs is not None:
+        check_scored(prompts, 1, chat.prompt_logprobs)
     return prompts
 
 

@@ -24,7 +24,8 @@ from kvasir_runtime.transfer.params import KvTransferParams
 async def _completion_prompts(builder: PromptBuilder, wishes: CompletionRequest, limits: Limits) -> list[Prompt]:
     prompts = await builder.completion_prompts(wishes, limits)
     _check_echo(wishes, prompts)
-    check_scored(wishes, prompts, wishes.num_returned)
+    if wishes.prompt_logprobs is not None:
+        check_scored(prompts, wishes.num_returned, wishes.prompt_logprobs)
     return prompts
 
 

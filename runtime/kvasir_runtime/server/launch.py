@@ -39,6 +39,7 @@ from kvasir_runtime.request_metrics import RequestMetrics, request_rows
 from kvasir_runtime.server.admission import API_LIMITS, Admission, ApiLimits, BodyBudget
 from kvasir_runtime.server.answer_formats import answer_formats
 from kvasir_runtime.server.app import create_app
+from kvasir_runtime.server.background import BackgroundTasks
 from kvasir_runtime.server.control import sleep_refusals
 from kvasir_runtime.server.middleware import REQUEST_ID_HEADER, RequestLog
 from kvasir_runtime.server.model_digest import model_digest
@@ -126,7 +127,10 @@ class ApiServer:
         self.engine = AsyncEngine(self._channels, tokenizer, request_metrics, api_index=api_index)
         self._heartbeats = api_heartbeats(ipc_dir, api_server_count, num_cores, api_index)
         self._response_store = ResponseStore(ipc_dir / "responses", config.server.response_store_bytes)
-        serving = _serving(config, self.engine, self.admission, tokenizer, self._response_store, limits.body_seconds)
+        self._background = BackgroundTasks(self.admission)
+        serving = _serving(
+            config, self.engine, self.admission, tokenizer, self._response_store, self._background, limits.body_seconds
+        )
         self._grammars = serving.grammars
         collectives = CollectiveTotals(ipc_dir, config.parallel.data_parallel_size)
         self._probes = probes = Probes(
@@ -179,6 +183,7 @@ class ApiServer:
             stop_task.cancel()
             self._server.stop()
             await server_task
+            await self._background.close()
             engine_task.cancel()
             await asyncio.gather(engine_task, stop_task, return_exceptions=True)
             for channel in self._channels:
@@ -280,6 +285,7 @@ def _serving(
     admission: Admission,
     tokenizer: Tokenizer,
     response_store: ResponseStore,
+    background: BackgroundTasks,
     max_body_seconds: float,
 ) -> Serving:
     folder = Path(config.model.model)
@@ -307,6 +313,7 @@ def _serving(
         max_body_bytes=config.server.max_body_bytes,
         max_body_seconds=max_body_seconds,
         response_store=response_store,
+        background=background,
         drops_client_header=config.server.drop_client_header,
         pooling=pooling,
         pair_prompt=None if pooling is None else pair_prompt_of(pooling, None if template_file is None else template),

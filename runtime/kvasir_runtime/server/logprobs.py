@@ -8,7 +8,6 @@ from kvasir_runtime.engine.tokenizer import Tokenizer
 from kvasir_runtime.errors import InvalidRequestError
 from kvasir_runtime.requests.outputs import TokenLogprobs
 from kvasir_runtime.server.prompts import Prompt
-from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.responses import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -131,13 +130,13 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def check_scored(wishes: GenerationFields, prompts: Sequence[Prompt], num_times: int) -> None:
-    """`num_times`: that an answer has each prompt's log-probabilities."""
+def check_scored(prompts: Sequence[Prompt], num_times: int, most: int) -> None:
+    """`num_times`: that an answer has each prompt's log-probabilities, of the `most` likely tokens."""
     num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-    if wishes.prompt_logprobs is not None and num_tokens * num_times * (1 + wishes.prompt_logprobs) > MAX_ECHOED:
+    if num_tokens * num_times * (1 + most) > MAX_ECHOED:
         raise InvalidRequestError(
             f"prompt_logprobs: {num_tokens} tokens of prompts times {num_times} choices times "
-            f"{1 + wishes.prompt_logprobs} log-probabilities are more than the {MAX_ECHOED} that an answer has; "
+            f"{1 + most} log-probabilities are more than the {MAX_ECHOED} that an answer has; "
             "ask for fewer, or send several requests",
             "prompt_logprobs",
         )

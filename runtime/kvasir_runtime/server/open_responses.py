@@ -18,18 +18,21 @@ from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
 from kvasir_runtime.server.chat import ChatRoute
 from kvasir_runtime.server.errors import ResponseNotFoundError, error_response, status_and_body
+from kvasir_runtime.server.exchange import Exchange
 from kvasir_runtime.server.open_responses_request import ResponsesChat, ResponsesRequest, in_chats_words
 from kvasir_runtime.server.openai_shape import transfer_params_of
 from kvasir_runtime.server.resolving import TENANT_HEADER
 from kvasir_runtime.server.response_items import Json, OutputItems, Status
-from kvasir_runtime.server.response_store import KeptResponse
+from kvasir_runtime.server.response_store import IN_PROGRESS, KeptResponse
 from kvasir_runtime.server.responses import Usage, to_json
-from kvasir_runtime.server.serving import Prepared, Serving
+from kvasir_runtime.server.serving import Prepared, Serving, at_once
 from kvasir_runtime.server.typed_events import Told, TypedEventShape, written
 
 PATH = "/v1/responses"
 END_OF_STREAM = b": end\n\n"
 """A comment, for the router: the last event, which repeats all of the response, cannot be known by its bytes."""
+CANCEL_SECONDS = 5.0
+"""How long an answer waits for what it cancels to end."""
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
 
@@ -59,8 +62,7 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
         return END_OF_STREAM
 
     def error_event(self, error: KvasirRuntimeError) -> bytes:
-        told = {"code": "server_error", "message": status_and_body(error)[1].error.message}
-        return self.to_event("response.failed", {"response": self._response("failed", [], error=told)})
+        return self.to_event("response.failed", {"response": self.failed(error)})
 
     def to_event(self, kind: str, fields: Json) -> bytes:
         self._num_events += 1
@@ -69,17 +71,34 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
     def _ended(self, delta: SequenceDelta, usage: Usage) -> Json:
         """The response with all that there is to it, which is kept as it is sent."""
         status, items = _status(delta), self._items.items
+        is_cancelled = delta.finish_reason == "abort" and bool(self.wishes.asked.background)
         response = self._response(
-            status,
+            "cancelled" if is_cancelled else status,
             items,
-            completed_at=int(time.time()) if status == "completed" else None,
-            incomplete_details=None if status == "completed" else {"reason": "max_output_tokens"},
+            completed_at=int(time.time()) if status == "completed" and not is_cancelled else None,
+            incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
             usage=_usage(usage, self._items.thought_share),
         )
-        if (keeper := self.wishes.keeper) is not None:
-            keeper.keep(self.heading.id, to_json(response), [msgspec.Raw(to_json(item)) for item in items])
+        self._keep(response)
         params = transfer_params_of([delta])
         return response if params is msgspec.UNSET else response | {"kv_transfer_params": params}
+
+    def begun(self) -> bytes:
+        """Of a response in the background, before there is anything of it."""
+        return to_json(self._keep(self._response(IN_PROGRESS, [])))
+
+    def failed(self, error: KvasirRuntimeError) -> Json:
+        told = {"code": "server_error", "message": status_and_body(error)[1].error.message}
+        return self._response("failed", [], error=told)
+
+    def keep_failed(self, error: KvasirRuntimeError) -> None:
+        self._keep(self.failed(error))
+
+    def _keep(self, response: Json) -> Json:
+        if (keeper := self.wishes.keeper) is not None:
+            items = [msgspec.Raw(to_json(item)) for item in response["output"]]
+            keeper.keep(self.heading.id, to_json(response), items)
+        return response
 
     def _response(self, status: str, output: list[Json], **ending: Any) -> Json:
         asked = self.wishes.asked
@@ -90,7 +109,7 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
             "created_at": self.heading.created,
             "completed_at": None,
             "status": status,
-            "background": False,
+            "background": bool(asked.background),
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,
@@ -151,12 +170,29 @@ async def _to_chat(asked: ResponsesRequest, serving: Serving, request: Request) 
     return chat
 
 
+async def _deliver(serving: Serving, wishes: ResponsesChat, request: Request, exchange: Exchange) -> Response:
+    shape = exchange.shape
+    if not wishes.asked.background or not isinstance(shape, ResponsesShape):
+        return await at_once(serving, wishes, request, exchange)
+
+    async def make() -> None:
+        try:
+            await exchange.whole()
+        except KvasirRuntimeError as error:
+            shape.keep_failed(error)
+
+    begun = shape.begun()
+    serving.background.start(exchange.requests[0].request_id, make)
+    return Response(begun, media_type="application/json")
+
+
 RESPONSES = ChatRoute(
     path=PATH,
     id_prefix="resp",
     body=ResponsesRequest,
     wishes=_to_chat,
     shape=ResponsesShape,
+    deliver=_deliver,
     refusal=error_response,
 )
 
@@ -186,10 +222,14 @@ def kept_responses_routes(serving: Serving) -> APIRouter:
 
     @router.post(PATH + "/{response_id}/cancel")
     async def cancel_response(request: Request, response_id: str) -> Response:
-        await kept(request, response_id)
-        raise InvalidRequestError(
-            f"{response_id!r} cannot be cancelled: it was not made in the background; leave its stream to end one"
-        )
+        found = await kept(request, response_id)
+        if not found.is_background:
+            raise InvalidRequestError(
+                f"{response_id!r} cannot be cancelled: it was not made in the background; leave its stream to end one"
+            )
+        serving.engine.end_requests([response_id])
+        await serving.background.until_ended(response_id, CANCEL_SECONDS)
+        return Response((await kept(request, response_id)).response, media_type="application/json")
 
     @router.get(PATH + "/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:

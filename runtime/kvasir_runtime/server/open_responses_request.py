@@ -36,11 +36,11 @@ from kvasir_runtime.server.protocol import (
     Whole,
     chats_fields,
 )
-from kvasir_runtime.server.response_store import Conversation, ResponseStore
+from kvasir_runtime.server.response_store import IN_PROGRESS, Conversation, ResponseStore
 from kvasir_runtime.server.tools import MAX_TOOLS
 from kvasir_runtime.structured.json_quoted import json_quoted_lark, json_quoted_regex
 
-_REFUSED = ("background", "conversation", "prompt")
+_REFUSED = ("conversation", "prompt")
 _LOGPROBS = "message.output_text.logprobs"
 _REFERENCE = "item_reference"
 _QUOTED = {"lark": json_quoted_lark, "regex": json_quoted_regex}
@@ -76,6 +76,8 @@ class ResponsesRequest(LenientBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
+    background: bool | None = None
+    """Answered at once, and made when nobody waits for it."""
     stream: bool | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
@@ -99,6 +101,9 @@ class ResponsesRequest(LenientBody):
         for name in _REFUSED:
             if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
+        if self.background and (self.stream or self.store is False):
+            name = "stream" if self.stream else "store"
+            raise InvalidRequestError(f"{name}: a response in the background is kept whole, to be asked for", name)
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             raise InvalidRequestError(f"top_logprobs, {_LOGPROBS}: {UNSUPPORTED}", "top_logprobs")
 
@@ -219,6 +224,9 @@ async def _earlier(asked: ResponsesRequest, store: ResponseStore, tenant: str) -
     kept = await store.get(tenant, asked.previous_response_id)
     if kept is None:
         raise UnknownResponseError(asked.previous_response_id, "previous_response_id")
+    if kept.status == IN_PROGRESS:
+        told = f"previous_response_id: {asked.previous_response_id[:200]!r} is not there yet; wait until it has ended"
+        raise InvalidRequestError(told, "previous_response_id")
     return kept.conversation.items
 
 

@@ -22,6 +22,7 @@ BUSY_SECONDS = 5.0
 """That one process may wait for another's write, which takes a millisecond."""
 INLINE_BYTES = 2**18
 """No more are written while the event loop waits: 1 ms."""
+IN_PROGRESS = "in_progress"
 T = TypeVar("T")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses(
@@ -50,9 +51,22 @@ class Conversation(msgspec.Struct, frozen=True):
         return [*self.earlier, *self.given, *self.made]
 
 
+class _Told(msgspec.Struct):
+    status: str = ""
+    background: bool = False
+
+
 class KeptResponse(msgspec.Struct, frozen=True):
     response: bytes
     conversation: Conversation
+
+    @property
+    def status(self) -> str:
+        return msgspec.json.decode(self.response, type=_Told).status
+
+    @property
+    def is_background(self) -> bool:
+        return msgspec.json.decode(self.response, type=_Told).background
 
 
 class _Identified(msgspec.Struct):

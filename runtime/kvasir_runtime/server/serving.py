@@ -21,6 +21,7 @@ from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError, Serve
 from kvasir_runtime.pooling.description import PoolingDescription
 from kvasir_runtime.server.admission import Admission
 from kvasir_runtime.server.answer_formats import AnswerFormats
+from kvasir_runtime.server.background import BackgroundTasks
 from kvasir_runtime.server.body import Body, parse, read_body
 from kvasir_runtime.server.errors import UnknownModelError
 from kvasir_runtime.server.exchange import Exchange, Shape, answer, event_stream
@@ -32,7 +33,7 @@ from kvasir_runtime.server.protocol import GenerationFields
 from kvasir_runtime.server.reading import AnswerReader, Reading
 from kvasir_runtime.server.resolving import Limits, SamplingDefaults, resolved
 from kvasir_runtime.server.response_store import ResponseStore
-from kvasir_runtime.server.structured import Grammars
+from kvasir_runtime.server.structured import GRAMMAR_FIELDS, Grammars
 from kvasir_runtime.server.token_rules import spelt
 from kvasir_runtime.server.tokenizer_description import TokenizerDescription
 
@@ -63,6 +64,7 @@ class Serving:
     max_body_seconds: float
     """In which all of it is to come."""
     response_store: ResponseStore
+    background: BackgroundTasks
     drops_client_header: bool
     """Of the system text of /v1/messages (`kvasir_chat.anthropic`)."""
     pooling: PoolingDescription | None = None
@@ -128,6 +130,10 @@ def as_it_is(formats: AnswerFormats, wishes: Any, prompts: Sequence[Prompt]) -> 
     """The reading of a route that answers with the model's text."""
 
 
+async def at_once(serving: Serving, wishes: GenerationFields, request: Request, exchange: Exchange) -> Response:
+    return await (event_stream if wishes.stream else answer)(request, exchange)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[Wishes]):
     """A request that only has to be generated: what its answer is shaped by."""
@@ -157,6 +163,7 @@ class Route(Generic[Asked, Wishes]):
     """In the words of the route's API, where an answer has not begun; its shape has those for later."""
     reading: Callable[[AnswerFormats, Wishes, Sequence[Prompt]], Reading | None] = as_it_is
     """How answers are read for the shape; None: not at all."""
+    deliver: Callable[[Serving, Wishes, Request, Exchange], Awaitable[Response]] = at_once
 
 
 async def as_given(asked: Wishes, serving: Serving, request: Request) -> Wishes:
@@ -196,7 +203,8 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
     model = serving.check_model(wishes.model)
     serving.check_generates()
     limits = serving.limits()
-    wanted = wishes.wanted_grammar(serving.formats.special_ids)
+    asks = not wishes.model_fields_set.isdisjoint(GRAMMAR_FIELDS)
+    wanted = wishes.wanted_grammar(serving.formats.special_ids) if asks else None
     prompts = await route.prompts(serving.prompts, wishes, limits)
     reading = route.reading(serving.formats, wishes, prompts)
     wanted = wanted if reading is None else reading.wanted(wanted)
@@ -233,4 +241,4 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
         writer=writer,
         http_request_id=request_id if request_id == request.headers.get(REQUEST_ID_HEADER) else None,
     )
-    return await (event_stream if wishes.stream else answer)(request, exchange)
+    return await route.deliver(serving, wishes, request, exchange)

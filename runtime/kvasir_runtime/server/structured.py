@@ -123,8 +123,6 @@ class StructuredFields(Body):
     def wanted_grammar(self, special_ids: Mapping[str, int] = MappingProxyType({})) -> WantedGrammar | None:
         """`special_ids`: of the model's special tokens, by their text. Raises InvalidRequestError where several are
         asked for."""
-        if self.model_fields_set.isdisjoint(_ASKING_FIELDS):
-            return None
         wanted = [
             *self._of_response_format(special_ids),
             *self._of_structured_outputs(special_ids),
@@ -178,8 +176,8 @@ class StructuredFields(Body):
         return wanted + _plain("", self.regex, None, None)
 
 
-_ASKING_FIELDS = StructuredFields.model_fields.keys() - Body.model_fields.keys()
-"""None of them is in most bodies."""
+GRAMMAR_FIELDS = StructuredFields.model_fields.keys() - Body.model_fields.keys()
+"""A body without any of them asks for no grammar."""
 
 
 def _plain(prefix: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[WantedGrammar]:

@@ -81,6 +81,11 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._vocab_size)
 
     @property
+    def fault(self) -> str | None:
+        """Why it cannot go on; None: it can."""
+        return self._reason() if self._matcher.is_error() else None
+
+    @property
     def is_complete(self) -> bool:
         """Whether no token may follow, only the end."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
@@ -161,7 +166,11 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> Matcher:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
-        kept = self._kept.pop(grammar, None) or self._made(grammar)
+        kept = self._kept.pop(grammar, None)
+        if kept is None:
+            kept = self._made(grammar)
+            if (fault := kept.fault) is not None:
+                raise GrammarError(fault)
         self._kept[grammar] = kept
         while len(self._kept) > MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
@@ -170,15 +179,13 @@ class Vocabulary:
     def fault_of(self, grammar: str) -> str | None:
         """Why it is none, or too large; None: it is one. Nothing of it is kept."""
         try:
-            self._made(grammar)
-        except (GrammarError, ValueError) as error:  # the latter of what is no Unicode
+            return self._made(grammar).fault
+        except ValueError as error:  # of what is no Unicode
             return str(error)
-        return None
 
     def _made(self, grammar: str) -> Matcher:
         budget, plain = parted(grammar)
         made = llguidance.LLMatcher(self._tokenizer, plain, log_level=0)
-        matcher = Matcher(made, self._vocab_size)
-        if made.is_error():
-            raise GrammarError(matcher._reason())
-        return matcher if budget is None else CountingMatcher(made, self._vocab_size, self, ThoughtCount(budget))
+        if budget is None:
+            return Matcher(made, self._vocab_size)
+        return CountingMatcher(made, self._vocab_size, self, ThoughtCount(budget))

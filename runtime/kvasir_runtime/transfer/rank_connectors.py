@@ -28,7 +28,6 @@ from kvasir_runtime.transfer.rank_messages import (
     Socket,
     StartRead,
     ToConnector,
-    from_connector_decoder,
 )
 
 Kind = TypeVar("Kind", bound=Answer)
@@ -50,7 +49,7 @@ class RankConnectors:
         """A rank's transfer thread waits for no step, and a rank that dies ends the engine: this is long."""
         self._sockets = sockets
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = from_connector_decoder()
+        self._decoder: msgspec.msgpack.Decoder[FromConnector] = msgspec.msgpack.Decoder(FromConnector)
         self._answers: dict[int, dict[int, Answer]] = {}
         """By number and rank."""
         self._reads: dict[int, SharedRead] = {}

@@ -69,11 +69,3 @@ Answer = PeerAdded | Checksums
 FromConnector = OwnRegion | Answer | ReadEnded
 
 Socket = zmq.Socket[bytes]
-
-
-def to_connector_decoder() -> msgspec.msgpack.Decoder[ToConnector]:
-    return msgspec.msgpack.Decoder(ToConnector)
-
-
-def from_connector_decoder() -> msgspec.msgpack.Decoder[FromConnector]:
-    return msgspec.msgpack.Decoder(FromConnector)

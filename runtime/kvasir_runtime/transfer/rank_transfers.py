@@ -25,7 +25,6 @@ from kvasir_runtime.transfer.rank_messages import (
     Socket,
     StartRead,
     ToConnector,
-    to_connector_decoder,
 )
 
 logger = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class RankTransfers:
         self._reads: dict[int, int] = {}
         """The agent's numbers of reads, and the connector's."""
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = to_connector_decoder()
+        self._decoder: msgspec.msgpack.Decoder[ToConnector] = msgspec.msgpack.Decoder(ToConnector)
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="kv-transfer", daemon=True).start()

@@ -138,14 +138,15 @@ def know_services(cached: Cached, *services: KubeObject) -> None:
 
 def test_services_are_asked_for_until_all_are_known_and_other_kinds_by_name_always() -> None:
     async def body(cached: Cached) -> None:
-        assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") is None
+        assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") == service()
+        cached.api.answer = nothing
         know_services(cached, service())
         await cached.kube.get(DEPLOYMENT, "models", "llama")
         assert await cached.kube.get(INFERENCE_SERVICE, "models", "llama") == service()
         assert await cached.kube.get(INFERENCE_SERVICE, "models", "mistral") is None
-        assert cached.api.asked == [("GET", "llama"), ("GET", "llama")]
+        assert cached.api.asked == [("GET", "inferenceservices"), ("GET", "llama")]
 
-    run(body)
+    run(body, answering({"metadata": {"resourceVersion": "9"}, "items": [service()]}))
 
 
 def test_all_services_or_those_of_a_namespace_are_listed_without_a_request() -> None:

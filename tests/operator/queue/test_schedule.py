@@ -63,27 +63,27 @@ def test_a_pass_that_no_change_of_a_spec_wanted_holds_up_nothing() -> None:
     assert not keys.has_urgent(0.0, besides=B)
 
 
-def test_a_key_that_settles_waits_for_the_last_wish_of_its_kind() -> None:
+def test_a_key_that_is_debounced_waits_for_the_last_wish_of_its_kind() -> None:
     keys = schedule()
     for due in (2.0, 3.0, 2.5):
-        keys.settle(A, due, latest=6.0)
+        keys.debounce(A, due, latest=6.0)
     assert [keys.take(2.9), keys.take(3.0)] == [None, A]
 
 
-def test_a_key_that_never_settles_is_handed_out_all_the_same() -> None:
+def test_a_key_that_is_debounced_again_and_again_is_handed_out_all_the_same() -> None:
     keys = schedule()
     for due in (2.0, 5.0, 8.0):
-        keys.settle(A, due, latest=due + 4.0)
+        keys.debounce(A, due, latest=due + 4.0)
     assert keys.next_start() == 6.0
     assert [keys.take(5.9), keys.take(6.0)] == [None, A]
 
 
-def test_a_key_that_settles_is_handed_out_for_another_wish_before_and_then_no_more() -> None:
+def test_a_key_that_is_debounced_is_handed_out_for_another_wish_before_and_then_no_more() -> None:
     keys = schedule()
     keys.add(A, 30.0)
-    keys.settle(A, 2.0, latest=6.0)
+    keys.debounce(A, 2.0, latest=6.0)
     keys.add(A, 1.0)
-    keys.settle(A, 3.0, latest=6.0)
+    keys.debounce(A, 3.0, latest=6.0)
     assert (keys.take(1.0), keys.next_start()) == (A, None)
 
 

@@ -87,7 +87,7 @@ def test_one_worker_is_woken_when_a_key_is_due_and_none_before() -> None:
         await asyncio.sleep(0)
         schedule.num_looks = 0
         for _ in range(5):
-            queue.settle(A, 100.0)
+            queue.debounce(A, 100.0)
             queue.add(B, 50.0)
             await asyncio.sleep(0)
         assert schedule.num_looks == 0

@@ -77,7 +77,7 @@ async def index() -> AsyncIterator[Any]:
     ],
 )
 async def test_a_body_of_many_values_costs_a_few_times_its_bytes(dialect: Dialect, body: bytes, index: Any) -> None:
-    envelope = request.Envelope("/path", "id", (), None, dialect)
+    envelope = request.Envelope("id", (), None, dialect)
     tracemalloc.start()
     try:
         await request.parse(envelope, request.read_fields(dialect, body), lambda name: name, index)
@@ -88,7 +88,7 @@ async def test_a_body_of_many_values_costs_a_few_times_its_bytes(dialect: Dialec
 
 
 async def parsed(body: bytes, index: Any) -> request.InferenceRequest:
-    envelope = request.Envelope("/path", "id", (), None, Chat())
+    envelope = request.Envelope("id", (), None, Chat())
     return await request.parse(envelope, request.read_fields(Chat(), body), lambda name: name.upper(), index)
 
 

@@ -124,7 +124,7 @@ async def test_a_dispatch_that_failed_is_not_expected_to_be_cached(service: Serv
 
 
 async def test_a_request_without_a_prompt_is_placed_and_changes_no_cache(service: Service) -> None:
-    request = InferenceRequest("/tokenize", Tokenize(), "m", is_stream=False, prefix=None)
+    request = InferenceRequest(Tokenize(), "m", is_stream=False, prefix=None)
     placement = service.place(request)
     assert placement is not None
     ticket = service.dispatch(request, placement)[0]

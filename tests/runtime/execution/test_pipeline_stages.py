@@ -20,6 +20,8 @@ FORMAT = LineFormat(2, 4, torch.float32, torch.device("cpu"))
 class FakeLayers:
     """Lines of the step's number; raises what it is told to."""
 
+    kv_buffer = torch.zeros(0, 8, dtype=torch.uint8)
+
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.num_steps = 0

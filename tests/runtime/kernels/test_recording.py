@@ -12,6 +12,7 @@ from torch import Tensor
 from kvasir_runtime.kernels.native import load_library
 from kvasir_runtime.kernels.ops import cpu_ops
 from kvasir_runtime.kernels.recording import Arena, Recorder, Recording, RecordingError
+from kvasir_runtime.kernels.step_ops import cpu_step_ops
 
 
 def record(compute: Callable[[], Any], arena: Arena | None = None) -> tuple[Recording, Any]:
@@ -146,7 +147,7 @@ def test_rows_are_looked_up_again() -> None:
 
 
 def test_kernels_that_are_not_made_for_it_are_refused() -> None:
-    ops, logits = cpu_ops(), noise(1, 8)
+    ops, logits = cpu_step_ops(), noise(1, 8)
     assert problem_of(lambda: ops.argmax(logits)) == "kvasir_argmax is not made to be called again"
 
 

@@ -368,7 +368,8 @@ def test_a_wrong_page_is_refused(running, query: str) -> None:
             "input[0].content[0]: a part of the type",
         ),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id: a text is expected"),
-        ({"background": True}, "background: this server does not support it"),
+        ({"background": True, "stream": True}, "stream: a response in the background is kept whole"),
+        ({"background": True, "store": False}, "store: a response in the background is kept whole"),
         ({"conversation": "conv_1"}, "conversation: this server does not support it"),
         ({"top_logprobs": 3}, "top_logprobs, message.output_text.logprobs: this server does not support it"),
         ({"max_output_tokens": 0}, "max_output_tokens: 0 was given"),
@@ -446,3 +447,40 @@ def test_a_stream_that_goes_wrong_ends_with_a_failed_response(start_server) -> N
     last = events_of(received)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     TYPED.validate_python(last)
+
+
+def ended(running: Running, response: Response) -> Response:
+    """What becomes of one in the background."""
+    running.wait_idle()
+    return running.client.responses.retrieve(response.id)
+
+
+def test_a_response_in_the_background_is_made_while_nobody_waits(running) -> None:
+    running.core.is_hanging = True
+    begun = create(running, background=True, max_output_tokens=5)
+    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
+    running.core.wait_until(lambda core: core.received)
+    assert running.client.responses.retrieve(begun.id).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match="is not there yet"):
+        create(running, "and?", previous_response_id=begun.id)
+    running.core.is_hanging = False
+    made = ended(running, begun)
+    assert (made.status, made.background, made.usage.output_tokens) == ("incomplete", True, 5)
+    assert made.output_text.startswith("user")
+    assert create(running, "and?", previous_response_id=begun.id, max_output_tokens=1).status == "incomplete"
+
+
+def test_a_response_in_the_background_can_be_cancelled(running) -> None:
+    running.core.step_seconds = 0.02
+    begun = create(running, background=True, extra_body={"ignore_eos": True})
+    running.core.wait_until(lambda core: core.received)
+    cancelled = running.client.responses.cancel(begun.id)
+    assert (cancelled.status, cancelled.id) == ("cancelled", begun.id)
+    running.core.wait_until(lambda core: core.aborted)
+    assert ended(running, begun).status == running.client.responses.cancel(begun.id).status == "cancelled"
+
+
+def test_a_response_in_the_background_that_fails_says_so(running) -> None:
+    running.core.error = "the device is on fire"
+    failed = ended(running, create(running, background=True))
+    assert (failed.status, failed.error.message) == ("failed", "the device is on fire")
