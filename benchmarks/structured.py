@@ -1,9 +1,10 @@
 """JSON Schemas from the field: how many can be promised, how exactly, and what a mask costs a token.
 
-    python benchmarks/structured.py --schemas FILE [--every 1]
+    python benchmarks/structured.py --schemas PATH ... [--every 1]
 
-FILE has a JSON object a line: `name`, `schema`, and `tests`, each with `data` and whether it is `valid`, as MaskBench
-has them (guidance-ai/jsonschemabench). Ours is beside llguidance alone, and xgrammar alone where it is installed
+A file has a JSON object a line: `name`, `schema`, and `tests`, each with `data` and whether it is `valid`, as MaskBench
+has them (guidance-ai/jsonschemabench). Of a folder all such `.jsonl` files are read, and its `.json` files as schemas
+without tests. Ours is beside llguidance alone, and xgrammar alone where it is installed
 (`uv pip install xgrammar`), over the same vocabulary. An instance counts as taken where some order of its properties
 is: grammars have the schema's.
 """
@@ -42,7 +43,8 @@ Takes = Callable[[str], bool]
 @dataclass
 class Counts:
     compiled: int = 0
-    refused: int = 0
+    refused: list[str] = field(default_factory=list)
+    """Each with the reason."""
     valid_refused: list[str] = field(default_factory=list)
     invalid_accepted: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -51,17 +53,19 @@ class Counts:
     def row(self, name: str) -> str:
         milliseconds = sorted(1000 * each for each in self.seconds)
         return (
-            f"| {name} | {self.compiled} | {self.refused} | {len(self.valid_refused)} | {len(self.invalid_accepted)} "
-            f"| {_at(milliseconds, 0.5):.2f} | {_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
+            f"| {name} | {self.compiled} | {len(self.refused)} | {len(self.valid_refused)} "
+            f"| {len(self.invalid_accepted)} "
+            f"| {value_at(milliseconds, 0.5):.2f} | {value_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schemas", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--schemas", type=Path, nargs="+", required=True, metavar="PATH")
     parser.add_argument("--every", type=int, default=1, help="take each so many-th schema only")
+    parser.add_argument("--reasons", type=Path, metavar="FILE", help="where to write what ours refuses, and why")
     arguments = parser.parse_args()
-    lines = [json.loads(line) for line in arguments.schemas.read_text().splitlines()][:: arguments.every]
+    lines = list(schema_lines(arguments.schemas))[:: arguments.every]
     tokenizer = Tokenizer.load(make_model("llama-100m", WORK / "models"))
     vocabulary = Vocabulary(tokenizer, tokenizer.vocab_size)
     backends = {
@@ -72,11 +76,29 @@ def main() -> None:
     print("| | compiled | refused | valid refused | invalid accepted | ms p50 | p99 | most |")
     print("|---|---|---|---|---|---|---|---|")
     for name, backend in backends.items():
-        print(_measure(backend, lines).row(name), flush=True)
+        counts = _measure(backend, lines)
+        print(counts.row(name), flush=True)
+        if arguments.reasons and backend is backends["kvasir"]:
+            arguments.reasons.write_text("".join(f"{each}\n" for each in counts.refused))
     drawn = _draw(vocabulary, tokenizer, lines)
     print(f"\n{drawn.num_valid} of {drawn.num_complete} finished answers of random tokens are valid by jsonschema;")
     print(f"a mask over {tokenizer.vocab_size} tokens: {statistics.median(drawn.micros):.0f} us (median),", end=" ")
-    print(f"{_at(sorted(drawn.micros), 0.99):.0f} (p99), {max(drawn.micros):.0f} (most)")
+    print(f"{value_at(sorted(drawn.micros), 0.99):.0f} (p99), {max(drawn.micros):.0f} (most)")
+
+
+def schema_lines(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        yield from _lines(path)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_dir():
+        for each in sorted(path.rglob("*.json*")):
+            yield from _lines(each)
+    elif path.suffix == ".json":
+        yield {"name": path.stem, "schema": json.loads(path.read_text()), "tests": []}
+    else:
+        yield from map(json.loads, path.read_text().splitlines())
 
 
 def _over(vocabulary: Vocabulary, tokenizer: Tokenizer, grammar_of: Callable[[Any], str]) -> Callable[[Any], Takes]:
@@ -132,8 +154,8 @@ def _measure(compile_schema: Callable[[Any], Takes], lines: Sequence[dict[str, A
         begin = time.perf_counter()
         try:
             takes = compile_schema(line["schema"])
-        except (GrammarError, RuntimeError, ValueError):
-            counts.refused += 1
+        except (GrammarError, RuntimeError, ValueError) as error:
+            counts.refused.append(f"{line['name']}: {str(error).splitlines()[0]}")
             continue
         counts.compiled += 1
         counts.seconds.append(time.perf_counter() - begin)
@@ -204,7 +226,7 @@ def _is_valid(schema: Any, text: bytes) -> bool:
     return bool(validator_class(schema).is_valid(json.loads(text)))
 
 
-def _at(values: Sequence[float], share: float) -> float:
+def value_at(values: Sequence[float], share: float) -> float:
     return values[min(len(values) - 1, int(len(values) * share))]
 
 

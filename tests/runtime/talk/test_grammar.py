@@ -392,7 +392,7 @@ def strict(**properties: Any) -> list[CallableTool]:
         ("qwen3_coder", {"$ref": "#/$defs/list", "maxItems": 1}, "'maxItems' at /properties/p"),
         ("gemma4", {"$ref": "http://example.com/other"}, "a reference leads nowhere"),
         ("pythonic", {"type": "array", "items": [{"type": "string"}]}, "'items' at /properties/p"),
-        ("openai", {"not": {}, "contains": {}}, "'contains' at /properties/p"),
+        ("openai", {"not": {}, "contains": {}, "minContains": 2}, "'contains' at /properties/p"),
     ],
 )
 def test_what_cannot_be_promised_of_a_strict_tool_is_refused(name: str, schema: Any, words: str) -> None:
