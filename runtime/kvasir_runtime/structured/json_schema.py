@@ -61,6 +61,18 @@ _LISTS: Final = ("allOf", "anyOf", "prefixItems")
 _SINGLE: Final = ("additionalProperties", "additionalItems")
 _WHOLE_NUMBERS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _DATA: Final = ("const", "enum", "default", "example", "examples")
+_KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
+    "type": ((str, list), "a type's name or a list of them"),
+    "required": (list, "a list of texts"),
+    "enum": (list, "a list of values"),
+    "pattern": (str, "a text"),
+    "$ref": (str, "a text"),
+    **dict.fromkeys(_MAPS, (dict, "an object of schemas")),
+    **dict.fromkeys((*_LISTS, "oneOf"), (list, "a list of schemas")),
+    **dict.fromkeys((*_WHOLE_NUMBERS, "multipleOf", "minimum", "maximum"), ((int, float), "a number")),
+}
+"""Of keywords' values."""
+MAX_SHOWN: Final = 80
 _REF_ALONE: Final = ("draft-03", "draft-04", "draft-06", "draft-07")
 """In these drafts nothing beside `$ref` counts."""
 _META_SCHEMAS: Final = {
@@ -98,6 +110,20 @@ def promisable(schema: Any) -> dict[str, Any]:
     return {} if rewritten is True else rewritten
 
 
+def _check_kinds(schema: dict[str, Any], place: str) -> None:
+    """Raises GrammarError."""
+    for name, value in schema.items():
+        kinds, words = _KINDS.get(name, (object, ""))
+        if not isinstance(value, kinds) or (name == "required" and not all(map(_is_text, schema[name]))):
+            shown = json.dumps(value)
+            shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
+            raise GrammarError(f"{name!r} at {place or 'the top'} of the schema is {shown}, but it should be {words}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 class _Rewriting:
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -132,6 +158,7 @@ class _Rewriting:
             )
         if depth > MAX_DEPTH:
             raise GrammarError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+        _check_kinds(schema, place)
         if "$ref" in schema and self._ref_alone:
             schema = {name: schema[name] for name in ("$ref", *_DEFINITIONS) if name in schema}
         together = [*self._one_of(schema, place, depth), *self._conditions(schema, place, depth)]
@@ -164,7 +191,7 @@ class _Rewriting:
             elif name in _MAPS and isinstance(value, dict):
                 yield name, {key: self.schema(each, f"{here}/{key}", depth + 1) for key, each in value.items()}
             elif name in _LISTS or (name == "items" and isinstance(value, list)):
-                yield name, [self.schema(each, f"{here}/{n}", depth + 1) for n, each in enumerate(_list(value, here))]
+                yield name, [self.schema(each, f"{here}/{n}", depth + 1) for n, each in enumerate(value)]
             elif name in _SINGLE or name == "items":
                 yield name, self.schema(value, here, depth + 1)
             elif name == "format":
@@ -187,7 +214,7 @@ class _Rewriting:
     def _one_of(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
         if "oneOf" not in schema:
             return
-        here, given = f"{place}/oneOf", _list(schema["oneOf"], f"{place}/oneOf")
+        here, given = f"{place}/oneOf", schema["oneOf"]
         outer = {"type": schema["type"]} if "type" in schema else {}
         typed = [outer | each if isinstance(each, dict) and "$ref" not in each else each for each in given]
         alternatives: list[Schema] = []
@@ -420,12 +447,6 @@ def _regex_of(names: Schema, resolve: Resolve) -> str | None:
             ways = [_regex_of(each, resolve) for each in names["anyOf"]]
             return None if None in ways else "|".join(f"(?:{way})" for way in ways if way)
     raise NotExpressibleError(" beside ".join(asked))
-
-
-def _list(value: Any, place: str) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    raise GrammarError(f"at {place} of the schema a list was expected, but there is {value!r:.100}")
 
 
 def _is_vacuous(keyword: str, schema: dict[str, Any]) -> bool:

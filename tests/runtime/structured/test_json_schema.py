@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -130,7 +131,7 @@ REFUSED: list[tuple[Any, str]] = [
     (False, "no answer"),
     ({"$ref": "http://example.com/other"}, "example.com"),
     ({"$ref": "#/$defs/absent"}, "absent"),
-    ({"anyOf": 3}, "a list was expected"),
+    ({"anyOf": 3}, "it should be a list of schemas"),
     ({"properties": {"a": 3}}, "a schema is an object or a boolean"),
     ([], "a schema is an object or a boolean"),
 ]
@@ -180,6 +181,24 @@ def test_what_says_nothing_of_the_answer_changes_nothing(spelled: Any, otherwise
 def test_a_malformed_schema_is_refused_or_means_nothing_more(schema: Any, vocabulary: Vocabulary) -> None:
     with suppress(GrammarError):  # and nothing else
         vocabulary.matcher(json_schema_grammar(schema))
+
+
+@pytest.mark.parametrize(("keyword", "value", "expected"), [
+    ("type", None, "a type's name or a list of them"),
+    ("required", "a", "a list of texts"),
+    ("required", ["a", None], "a list of texts"),
+    ("properties", [], "an object of schemas"),
+    ("anyOf", {"type": "string"}, "a list of schemas"),
+    ("minLength", "3", "a number"),
+    ("pattern", 5, "a text"),
+])  # fmt: skip
+def test_a_value_of_the_wrong_kind_is_named_with_its_keyword_and_its_place(
+    keyword: str, value: Any, expected: str
+) -> None:
+    schema = {"type": "object", "properties": {"city": {keyword: value}}}
+    named = f"'{keyword}' at /properties/city of the schema is {json.dumps(value)}, but it should be {expected}"
+    with pytest.raises(GrammarError, match=re.escape(named)):
+        json_schema_grammar(schema)
 
 
 @pytest.mark.parametrize("seed", range(3))
