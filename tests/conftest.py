@@ -1,7 +1,9 @@
 """What every test needs before anything is imported: Triton's interpreter where there is no GPU, and who runs when."""
 
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from tests.file_times import FileTimes
 from tests.side_by_side import ByFile, TakingTurns, order_of
 from xdist.remote import Producer
 from xdist.workermanage import WorkerController
+
+from kvasir_logging import JsonLines, TextLines
 
 HAS_GPU = Path("/dev/nvidiactl").exists()
 if not HAS_GPU:
@@ -48,3 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """A program that a test runs in this process sets up the log for all."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    root.handlers[:] = [each for each in root.handlers if not isinstance(each.formatter, TextLines | JsonLines)]
+    logging.captureWarnings(False)

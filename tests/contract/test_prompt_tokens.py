@@ -174,7 +174,11 @@ RESPONSES: list[dict[str, Any]] = [
         ],
         "tools": [
             {"type": "namespace", "name": "math", "tools": [{"type": "function", "name": "add", "parameters": {}}]},
-            {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+            {
+                "type": "custom",
+                "name": "patch",
+                "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "x"'},
+            },
             {"type": "web_search"},
         ],
         "reasoning": {"effort": "low"},

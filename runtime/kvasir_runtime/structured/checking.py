@@ -6,7 +6,7 @@ takes to be made hardly depends on the vocabulary, so the child has single bytes
 
 import json
 import resource
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -63,8 +63,9 @@ def _asked(child: "subprocess.Popen[str]", line: str) -> str | None:
         child.stdin.flush()
     except OSError:
         return None
-    readable, _, _ = select.select([child.stdout], [], [], MAX_SECONDS)
-    return (child.stdout.readline() or None) if readable else None
+    with selectors.DefaultSelector() as selector:  # unlike select(2), for file descriptors beyond 1,023 too
+        selector.register(child.stdout, selectors.EVENT_READ)
+        return (child.stdout.readline() or None) if selector.select(MAX_SECONDS) else None
 
 
 class _Bytes:

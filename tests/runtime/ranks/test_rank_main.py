@@ -1,6 +1,5 @@
 """What a rank says that cannot even meet the others, and when it ends without a word of theirs."""
 
-import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -46,23 +45,24 @@ def run(folder: Path, addresses: LinkAddresses | None) -> None:
     assert end.value.code == 1
 
 
-def test_the_core_and_the_log_hear_why(core: CoreLinks, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_core_and_the_log_hear_why(core: CoreLinks, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, core.bound)
     deadline, heard = time.monotonic() + 20, core.receive(10)
     while not heard and time.monotonic() < deadline:  # that the rank has gone may be known before its last word
         heard = core.receive(10)
     assert heard == [RankFailed(0, "node 0 cannot be reached at 10.0.0.1:29500", is_consequence=False)]
-    assert "rank 0 failed: node 0 cannot be reached" in caplog.text
+    assert "rank 0 failed: node 0 cannot be reached" in capfd.readouterr().err
 
 
-def test_where_the_core_is_not_known_the_log_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_the_core_is_not_known_the_log_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, None)
-    assert "rank 0 failed: node 0 cannot be reached" in caplog.text
-    assert "Traceback" not in caplog.text
+    logged = capfd.readouterr().err
+    assert "rank 0 failed: node 0 cannot be reached" in logged
+    assert "Traceback" not in logged
 
 
 def test_it_ends_with_the_core_while_it_waits_for_another_rank(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     core = CoreLinks(network_addresses("127.0.0.1", 1))
     waits, may_go_on, statuses = Event(), Event(), SimpleQueue[int]()
@@ -78,9 +78,9 @@ def test_it_ends_with_the_core_while_it_waits_for_another_rank(
         core.close()
         try:
             assert statuses.get(timeout=30) == CORE_GONE_STATUS
-            assert not [each for each in caplog.records if each.levelno > logging.INFO], (
-                "a group that is stopped shows no error"
-            )
+            logged = capfd.readouterr().err
+            assert "ERROR" not in logged, "a group that is stopped shows no error"
+            assert "WARNING" not in logged
         finally:
             may_go_on.set()
         end.result(30)
