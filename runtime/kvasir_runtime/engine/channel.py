@@ -7,6 +7,7 @@ way.
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ import zmq
 from kvasir_runtime.engine.messages import FromCore, ToCore, Wake
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
 
-LAST_WORDS_SECONDS = 0.1
+LAST_WORDS_SECONDS = 2.0
 """How long an API process listens for an EngineFailed after the core's connection broke."""
 LINGER_MILLISECONDS = 1000
 """How long `close` waits for last words (EngineFailed, AbortRequests) to be taken over by the kernel."""
@@ -180,7 +181,7 @@ class EngineChannel:
                 )
             if self._has_disconnected():
                 self._is_core_gone = True
-                await asyncio.sleep(LAST_WORDS_SECONDS)
+                await self._wait_for_last_words()
             else:
                 await self._wait_readable()
         return messages
@@ -191,6 +192,13 @@ class EngineChannel:
         except zmq.Again:
             return False
         return True
+
+    async def _wait_for_last_words(self) -> None:
+        """The core's own, or of its end, which is known once the process is gone as a whole."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                while not self._pull.poll(0):
+                    await self._wait_readable()
 
     async def _wait_readable(self) -> None:
         loop = asyncio.get_running_loop()

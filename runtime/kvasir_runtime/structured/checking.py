@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import IO, Final
 
-from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.errors import GrammarError, ServerUnavailableError
 from kvasir_runtime.structured.vocabulary import Vocabulary
 
 MAX_PROCESSOR_SECONDS: Final = 1.0
@@ -30,11 +30,15 @@ class GrammarChecker:
         self._child: subprocess.Popen[str] | None = None
 
     def check(self, grammar: str) -> None:
-        """Raises GrammarError where it is none, or would take too long or too much memory."""
+        """Raises GrammarError where it is none, or would take too long or too much memory, and ServerUnavailableError
+        where that is not known: the child was killed by others, or got no processor.
+        """
         child = self._child = self._child or self._started()
         answer = _asked(child, json.dumps(grammar))
         if answer is None:
-            self.close()
+            status = self._ended()
+            if status == -signal.SIGKILL:
+                raise ServerUnavailableError("the grammar could not be tried, the machine is too busy; ask again")
             raise GrammarError(
                 f"it takes more than {MAX_PROCESSOR_SECONDS:g} s or {MAX_MEMORY_BYTES >> 20} MiB to be made; "
                 "ask for a simpler one"
@@ -44,10 +48,16 @@ class GrammarChecker:
             raise GrammarError(fault)
 
     def close(self) -> None:
+        self._ended()
+
+    def _ended(self) -> int | None:
+        """The child's status; SIGKILL's where it was still there."""
         child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.communicate()
+        if child is None:
+            return None
+        child.kill()
+        child.communicate()
+        return child.returncode
 
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", __spec__.name, str(self._vocab_size)]

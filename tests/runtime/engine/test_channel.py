@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address, tell_cores
-from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, EngineFailed
+from kvasir_runtime.engine.channel import CoreChannel, EngineChannel, api_address, tell_api_processes, tell_cores
+from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, EngineFailed, FromCore
 from kvasir_runtime.errors import ConfigurationError, EngineDeadError
 from kvasir_runtime.requests.add_request import AddRequest, RequestSpec, SequenceStart
 from kvasir_runtime.requests.sampling_params import SamplingParams
@@ -116,3 +116,20 @@ def test_a_core_that_goes_away_is_noticed_after_its_last_words(tmp_path: Path) -
         return message.error
 
     assert asyncio.run(listen()) == "no memory"
+
+
+def test_what_is_told_of_a_core_after_its_connection_broke_is_heard(tmp_path: Path) -> None:
+    failed = EngineFailed(error="its process ended with status -9")
+
+    async def listen() -> list[FromCore]:
+        api = EngineChannel(tmp_path, 0)
+        core = CoreChannel(tmp_path, api_server_count=1)
+        api.send(AbortRequests(aborts=[Abort("a")]))
+        assert core.receive(5.0)
+        await asyncio.to_thread(core.close)
+        asyncio.get_running_loop().call_later(0.3, tell_api_processes, tmp_path, 1, 0, failed)
+        heard = await asyncio.wait_for(api.receive(), 5)
+        api.close()
+        return heard
+
+    assert asyncio.run(listen()) == [failed]

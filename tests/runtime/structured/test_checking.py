@@ -1,11 +1,14 @@
 """Grammars that would take for ever end with the process that tries them."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
 import pytest
+from tests.runtime.cli.conftest import children_of
 
-from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.errors import GrammarError, ServerUnavailableError
 from kvasir_runtime.structured.checking import MAX_PROCESSOR_SECONDS, GrammarChecker
 from kvasir_runtime.structured.grammars import choice_grammar, regex_grammar
 from kvasir_runtime.structured.json_schema import json_schema_grammar
@@ -51,3 +54,15 @@ def test_the_caller_goes_on_meanwhile(checker: GrammarChecker) -> None:
     with pytest.raises(GrammarError, match="more than"):
         checker.check(json_schema_grammar(FOR_EVER))
     assert time.process_time() - begin < 0.5
+
+
+def test_a_child_that_others_kill_says_nothing_of_the_grammar() -> None:
+    grammar, before = json_schema_grammar({"type": "object"}), set(children_of(os.getpid()))
+    checker = GrammarChecker(vocab_size=1000)
+    checker.check(grammar)
+    (child,) = set(children_of(os.getpid())) - before
+    os.kill(child, signal.SIGKILL)
+    with pytest.raises(ServerUnavailableError, match="ask again"):
+        checker.check(grammar)
+    checker.check(grammar)
+    checker.close()
