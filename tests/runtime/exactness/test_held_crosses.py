@@ -69,7 +69,7 @@ WAYS = {
     "eagle3, all": Way("budget in pieces, schema", ALL, "eagle3", is_resumed=True),
     "ngram, split": Way("budget in pieces, calls", replace(CACHED, three_steps_ahead=True), "ngram", is_split=True),
     "draft_model, TP 2": Way("tools required, between marks", ON_RANKS, "draft_model", is_resumed=True, tensor_size=2),
-    "eagle3, PP 2": Way("regex", ALL, "eagle3", is_resumed=True, num_stages=2),
+    "eagle3, PP 2": Way("json_object", ALL, "eagle3", is_resumed=True, num_stages=2),
 }
 assert {way.quick for way in WAYS.values()} == HELD.keys()
 
