@@ -3,8 +3,8 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from benchmarks.exchanging_engine import exchanging
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +13,18 @@ from tests.plain_http import CLIENT
 from tests.runtime.cli.conftest import Server
 
 from kvasir_router.config import KvEventPorts
+
+
+@contextmanager
+def all_ready(engines: Sequence["Engine"]) -> Iterator[None]:
+    """They start side by side, and are gone behind the block."""
+    try:
+        for engine in engines:
+            engine.wait_ready()
+        yield
+    finally:
+        for engine in engines:
+            engine.kill()
 
 
 class Engine(Server):

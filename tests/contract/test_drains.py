@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.contract.engines import Engine, num_failed, num_received
+from tests.contract.engines import Engine, all_ready, num_failed, num_received
 from tests.runtime.cli.conftest import a_free_port, save_tiny_llama
 
 from kvasir_router.config import KvEventPorts, RouterConfig
@@ -36,13 +36,8 @@ def ports() -> KvEventPorts:
 def engines(tmp_path_factory: pytest.TempPathFactory, ports: KvEventPorts) -> Iterator[list[Engine]]:
     model = save_tiny_llama(tmp_path_factory.mktemp("models") / "long", max_position_embeddings=NUM_BLOCKS * 16)
     servers = [Engine(model, number, ports, "--num-gpu-blocks-override", str(NUM_BLOCKS)) for number in (5, 6)]
-    try:
-        for server in servers:
-            server.wait_ready()
+    with all_ready(servers):
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 @pytest.fixture

@@ -21,7 +21,16 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.contract.engines import Engine, num_failed, num_in_flight, num_received, signal_all, total, wait_for
+from tests.contract.engines import (
+    Engine,
+    all_ready,
+    num_failed,
+    num_in_flight,
+    num_received,
+    signal_all,
+    total,
+    wait_for,
+)
 from tests.plain_http import CLIENT
 from tests.runtime.cli.conftest import a_free_port, free_ports_in_a_row
 
@@ -89,13 +98,8 @@ def engines(first_port: int) -> Iterator[list[Engine]]:
         Engine(MODEL, number, ports, *FLAGS, "--data-parallel-size", str(num_ranks), revision=revision, **channel)
         for number, revision, num_ranks in kinds
     ]
-    try:
-        for server in servers:
-            server.wait_ready()
+    with all_ready(servers):
         yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 StartRouter = Callable[..., Router]
@@ -282,13 +286,8 @@ def test_a_sampled_stream_goes_on_elsewhere_too(engines: list[Engine], start_rou
 def test_a_stream_of_tensor_parallel_engines_goes_on_elsewhere(start_router: StartRouter, first_port: int) -> None:
     ports = KvEventPorts(first_port, first_port + MAX_RANKS)
     pair = [Engine(MODEL, number, ports, *FLAGS, "--tensor-parallel-size", "2") for number in (12, 13)]
-    try:
-        for server in pair:
-            server.wait_ready()
+    with all_ready(pair):
         check_that_a_stream_goes_on_elsewhere(start_router, *pair, STREAM)
-    finally:
-        for server in pair:
-            server.kill()
 
 
 def check_that_a_stream_goes_on_elsewhere(

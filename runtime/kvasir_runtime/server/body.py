@@ -13,6 +13,7 @@ import logging
 import re
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from starlette.requests import Request
@@ -153,6 +154,7 @@ Unsupported = Annotated[Any, AfterValidator(_refuse_unless_empty)]
 
 
 Model = TypeVar("Model", bound=Body)
+Names = TypeVar("Names", bound=msgspec.Struct)
 
 
 async def read_body(request: Request, max_bytes: int, max_seconds: float) -> bytes:
@@ -162,6 +164,14 @@ async def read_body(request: Request, max_bytes: int, max_seconds: float) -> byt
             return await _read(request, max_bytes)
     except TimeoutError:
         raise BodyTimeoutError(f"the body has not come within {max_seconds:g} seconds; send it faster") from None
+
+
+async def read_names(request: Request, names: type[Names], form: str, max_bytes: int, max_seconds: float) -> Names:
+    """Of a body that only names requests; `form`: how it looks. Raises InvalidRequestError, and as `read_body`."""
+    try:
+        return msgspec.json.decode(await read_body(request, max_bytes, max_seconds), type=names)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"the body must be {form}: {error}") from error
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

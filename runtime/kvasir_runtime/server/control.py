@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from kvasir_runtime.config import RuntimeConfig
 from kvasir_runtime.errors import InvalidRequestError, ServerUnavailableError
-from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.body import read_names
 from kvasir_runtime.server.errors import CannotSleepError
 from kvasir_runtime.server.probes import Probes
 from kvasir_runtime.server.responses import SleepState, to_json
@@ -33,11 +33,8 @@ def control_routes(probes: Probes) -> APIRouter:
 
     @router.post(ABORT_PATH)
     async def abort_requests(request: Request) -> Response:
-        try:
-            body = await read_body(request, _MAX_BYTES, probes.max_body_seconds)
-            named = msgspec.json.decode(body, type=_Named)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f'the body must be {{"request_ids": ["...", ...]}}: {error}') from error
+        form = '{"request_ids": ["...", ...]}'
+        named = await read_names(request, _Named, form, _MAX_BYTES, probes.max_body_seconds)
         probes.check_health()
         probes.engine.end_requests(named.request_ids)
         return Response()

@@ -18,10 +18,10 @@ from starlette.responses import Response
 
 import kvasir_runtime
 from kvasir_runtime.engine.async_engine import AsyncEngine
-from kvasir_runtime.errors import EngineDeadError, InvalidRequestError, ServerUnavailableError
+from kvasir_runtime.errors import EngineDeadError, ServerUnavailableError
 from kvasir_runtime.heartbeat import BEAT_SECONDS, SILENT_SECONDS, Heartbeats
 from kvasir_runtime.server.admission import Admission
-from kvasir_runtime.server.body import read_body
+from kvasir_runtime.server.body import read_names
 from kvasir_runtime.server.responses import DrainResponse, LoadResponse, VersionResponse, to_json
 
 HEALTH_PATH, PING_PATH, READY_PATH, LOAD_PATH, METRICS_PATH = "/health", "/ping", "/ready", "/load", "/metrics"
@@ -121,11 +121,8 @@ def probe_routes(probes: Probes) -> APIRouter:
 
     @router.post(MIGRATE_REQUEST_PATH)
     async def migrate_request(request: Request) -> Response:
-        try:
-            body = await read_body(request, _MAX_NAMED_BYTES, probes.max_body_seconds)
-            named = msgspec.json.decode(body, type=_NamedRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f'the body must be {{"request_id": "..."}}: {error}') from error
+        form = '{"request_id": "..."}'
+        named = await read_names(request, _NamedRequest, form, _MAX_NAMED_BYTES, probes.max_body_seconds)
         return _moved(probes, named.request_id)
 
     @router.get(LOAD_PATH)
