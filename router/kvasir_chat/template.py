@@ -75,7 +75,7 @@ class ChatTemplate:
     ) -> None:  # fmt: skip
         """Raises jinja2.TemplateSyntaxError."""
         self.source = source
-        self._template = _environment().from_string(source)
+        self._template = _compiled(source)
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._max_seconds = max_seconds
@@ -355,6 +355,14 @@ class _GenerationBlock(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _compiled(source: str) -> jinja2.Template:
+    """Raises jinja2.TemplateSyntaxError, also for what Jinja takes and Python does not."""
+    try:
+        return _environment().from_string(source)
+    except (SyntaxError, RecursionError) as error:
+        raise jinja2.TemplateSyntaxError(str(error), getattr(error, "lineno", None) or 1) from error
 
 
 def _environment() -> jinja2.Environment:

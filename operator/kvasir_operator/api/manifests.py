@@ -16,15 +16,27 @@ from kvasir_operator.errors import InvalidManifestError, UnreadableManifestError
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader keeps the last of two equal keys in silence; the API server's strict decoding refuses them."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """What looks like a date or a number may be none, at which SafeLoader fails by whatever Python raises."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            kind = node.tag.rpartition(":")[2]
+            raise _at(node, f"{node.value!s:.40} is no {kind} (quote it, if it is text): {error}") from error
+
+
+def _at(node: yaml.Node, message: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
+
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[str] = set()
     for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _at(key_node, "a key is a mapping or a list, as in a template: render {{ ... }} first, or quote it")
         if key_node.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key_node.value!r} appears twice in one mapping", key_node.start_mark
-            )
-        seen.add(str(key_node.value))
+            raise _at(key_node, f"key {key_node.value!r} appears twice in one mapping")
+        seen.add(key_node.value)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
 
@@ -45,7 +57,7 @@ def read_documents(path: Path) -> list[Any]:
         raise UnreadableManifestError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UnreadableManifestError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UnreadableManifestError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
 
 
@@ -74,14 +86,19 @@ def load_manifests(path: Path) -> Manifests:
 
 def title(manifest: Mapping[str, Any]) -> str:
     """As kubectl would call it, such as `Secret hf-token`."""
-    return f"{manifest['kind']} {(manifest.get('metadata') or {}).get('name', '')}".rstrip()
+    metadata = manifest.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    return f"{manifest['kind']} {name}".rstrip()
 
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     """Each with its document's number."""
     for index, document in enumerate(read_documents(path), start=1):
         is_list = isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == ("v1", "List")
-        yield from ((index, each) for each in (document.get("items") or [] if is_list else [document]))
+        found = (document.get("items") or []) if is_list else [document]
+        if not isinstance(found, list):
+            raise InvalidManifestError(f"{path}: document {index}: items", f"{found!r:.80}, expected a list")
+        yield from ((index, each) for each in found)
 
 
 def _is_of_another_kind(manifest: Any) -> bool:

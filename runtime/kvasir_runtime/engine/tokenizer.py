@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from kvasir_runtime.checkpoint_json import read_json_object, shortened
+from kvasir_runtime.checkpoint_json import read_json_object_if_there, shortened
 from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ModelLoadError
 from kvasir_runtime.structured.vocabulary import Vocabulary
@@ -33,6 +33,7 @@ CONVERSION_SECONDS = 300
 CONVERTIBLE = ("*.model", "vocab.*", "*.tiktoken", "tekken.json")
 """Files that transformers makes a tokenizer of."""
 Side = Literal["left", "right"]
+_ADDS = ("add_bos_token", "add_eos_token")
 Settings = dict[str, Any]
 """tokenizer_config.json, with what older checkpoints keep in files beside it."""
 
@@ -191,20 +192,16 @@ def _convert(folder: Path, target: Path) -> Path:
 
 def _read_settings(folder: Path) -> Settings:
     """The files beside tokenizer_config.json count, as in transformers, where that says nothing of added tokens."""
-    settings = _read_if_there(folder / "tokenizer_config.json")
+    settings = read_json_object_if_there(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in settings:
-        settings |= _read_if_there(folder / "special_tokens_map.json")
+        settings |= read_json_object_if_there(folder / "special_tokens_map.json")
         named, others = _special_tokens(settings)
         special = {token.content for token in (*named.values(), *others)}
         settings["added_tokens_decoder"] = {
             token_id: {"content": text, "special": text in special, "normalized": text not in special}
-            for text, token_id in _read_if_there(folder / "added_tokens.json").items()
+            for text, token_id in read_json_object_if_there(folder / "added_tokens.json").items()
         }
     return settings
-
-
-def _read_if_there(file: Path) -> dict[str, Any]:
-    return read_json_object(file) if file.exists() else {}
 
 
 def _added_tokens(settings: Settings) -> list[AddedToken]:
@@ -221,7 +218,11 @@ def _special_tokens(settings: Settings) -> tuple[dict[str, AddedToken], list[Add
     """Those with a name, which chat templates may print, and the others."""
     extra = settings.get("extra_special_tokens") or []
     others = [extra, settings.get("additional_special_tokens") or []]
-    by_name = {name: value for name, value in settings.items() if name.endswith("_token") and _is_token(value)}
+    by_name = {
+        name: value
+        for name, value in settings.items()
+        if name.endswith("_token") and name not in _ADDS and _is_token(value)
+    }
     if isinstance(extra, dict):
         by_name, others = by_name | extra, others[1:]
     if not all(isinstance(tokens, list) for tokens in others):
@@ -239,7 +240,7 @@ def _token(value: Any, **flags: bool) -> AddedToken:
     fields: dict[str, Any] = {"content": value} if isinstance(value, str) else value
     try:
         return AddedToken(**{key: field for key, field in fields.items() if key not in ("id", "__type")} | flags)
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ModelLoadError(f"a tokenizer's settings have {shortened(value)} for a token: {error}") from error
 
 
@@ -247,18 +248,25 @@ def _apply_bos_and_eos_settings(
     backend: tokenizers.Tokenizer, settings: Settings, special_tokens: dict[str, str]
 ) -> None:
     """`add_bos_token` and `add_eos_token` overrule tokenizer.json, each where it is given."""
-    if settings.get("add_bos_token") is None and settings.get("add_eos_token") is None:
+    adds = {name: settings.get(name) for name in _ADDS}
+    for name, value in adds.items():
+        if value not in (None, True, False):
+            raise ModelLoadError(f"a tokenizer's settings have {shortened(value)} for {name}, expected true or false")
+    if not any(value is not None for value in adds.values()):
         return
     added = backend.encode("", add_special_tokens=True).tokens
 
-    def wanted(name: str) -> list[str]:
-        token, is_wanted = special_tokens.get(name), settings.get(f"add_{name}")
-        return [token] if token is not None and (token in added if is_wanted is None else is_wanted) else []
+    def wanted(name: str) -> dict[str, str]:
+        token, is_wanted = special_tokens.get(name), adds[f"add_{name}"]
+        return {name: token} if token and (token in added if is_wanted is None else is_wanted) else {}
 
     bos, eos = wanted("bos_token"), wanted("eos_token")
+    # By names of their own: a token's text may have a space or a colon, or be one of a template's variables.
     backend.post_processor = TemplateProcessing(
         single=" ".join([*bos, "$A", *eos]),
-        special_tokens=[(token, backend.token_to_id(token)) for token in (*bos, *eos)],
+        special_tokens=[
+            {"id": name, "ids": [backend.token_to_id(token)], "tokens": [token]} for name, token in (bos | eos).items()
+        ],
     )
 
 

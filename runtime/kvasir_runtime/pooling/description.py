@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import tokenizers
 
-from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, shortened
+from kvasir_runtime.checkpoint_json import ADVICE, read_json_object_if_there, shortened
 from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ConfigurationError, ModelLoadError
 from kvasir_runtime.pooling.sentence_transformers import (
@@ -102,7 +102,7 @@ class _Reader:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         file = self.folder / "config.json"
-        return (read_json_object(file) if file.exists() else {}) | (self.model.hf_overrides or {})
+        return (read_json_object_if_there(file)) | (self.model.hf_overrides or {})
 
     @cached_property
     def architecture(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, shortened
+from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, read_json_object_if_there, shortened
 from kvasir_runtime.errors import ModelLoadError
 
 PoolingType = Literal["last", "mean", "cls"]
@@ -88,8 +88,8 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 def read_inputs(folder: Path) -> SentenceInputs:
     """Raises ModelLoadError."""
-    lengths = _optional(folder / "sentence_bert_config.json")
-    settings = _optional(folder / "config_sentence_transformers.json")
+    lengths = read_json_object_if_there(folder / "sentence_bert_config.json")
+    settings = read_json_object_if_there(folder / "config_sentence_transformers.json")
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelLoadError(
@@ -184,7 +184,3 @@ def _token_scores(file: Path) -> tuple[int, int]:
             "computed here, so both must be token ids"
         )
     return no, yes
-
-
-def _optional(file: Path) -> dict[str, Any]:
-    return read_json_object(file) if file.exists() else {}

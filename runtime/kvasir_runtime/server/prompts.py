@@ -5,6 +5,7 @@ them, long texts are tokenised and long conversations rendered in a thread, and 
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -223,13 +224,15 @@ def load_chat_template(folder: Path, tokenizer: Tokenizer, file: Path | None) ->
     try:
         return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigurationError(f"the chat template is no valid Jinja, line {error.lineno}: {error}") from error
+        raise ConfigurationError(
+            f"the chat template is no valid Jinja, line {error.lineno}: {error.message}"
+        ) from error
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """By name, from where transformers looks for them: files first, then tokenizer_config.json."""
     files = {file.stem: file for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
-    if (own := folder / "chat_template.jinja").exists():
+    if os.path.lexists(own := folder / "chat_template.jinja"):
         files["default"] = own
     if files:
         return {name: _read(file) for name, file in files.items()}
@@ -249,7 +252,8 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _read(file: Path) -> str:
+    """Without an editor's byte order mark, which no model was trained on."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"the chat template {file} cannot be read: {error}") from error

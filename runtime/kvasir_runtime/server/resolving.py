@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from kvasir_runtime.checkpoint_json import ADVICE, read_json_object, shortened
+from kvasir_runtime.checkpoint_json import ADVICE, read_json_object_if_there, shortened
 from kvasir_runtime.config import KvTransferConfig
 from kvasir_runtime.engine.async_engine import GenerateRequest
 from kvasir_runtime.engine.detokenizer import TextOptions
@@ -109,9 +109,7 @@ def load_sampling_defaults(folder: Path, tokenizer_eos: int | None, seed: int | 
 
 def _recommended(file: Path, names: Set[str] = frozenset(_Recommended.model_fields)) -> _Recommended:
     """Of the keys `names`; empty where there is no such file."""
-    if not file.exists():
-        return _Recommended()
-    values = {name: value for name, value in read_json_object(file).items() if name in names}
+    values = {name: value for name, value in read_json_object_if_there(file).items() if name in names}
     try:
         return _Recommended.model_validate(values)
     except ValidationError as error:

@@ -46,6 +46,8 @@ def test_objects_of_other_kinds_and_those_of_lists_are_told_apart(tmp_path: Path
         "{apiVersion: serving.kvasir.dev/v1alpha1, kind: InferenceServices}",
         "{apiVersion: v1, king: Secret}",
         "text",
+        "{apiVersion: v1, kind: List, items: 5}",
+        "{apiVersion: v1, kind: List, items: {a: b}}",
     ],
 )
 def test_what_may_be_meant_as_a_service_is_not_passed_over(tmp_path: Path, written: str) -> None:
@@ -61,6 +63,14 @@ def test_what_may_be_meant_as_a_service_is_not_passed_over(tmp_path: Path, writt
         ("a: [1", "not YAML"),
         ("a: 1\na: 2", "key 'a' appears twice"),
         (b"\xff\xfe\xff", "not UTF-8 text"),
+        ("name: {{ .Values.name }}", "a key is a mapping or a list, as in a template.* line 1, column 8"),
+        ("? [a]\n: 1", "a key is a mapping or a list"),
+        ("a: 2024-02-30", "2024-02-30 is no timestamp .*quote it.* line 1, column 4"),
+        ("a: !!int one", "one is no int"),
+        ("a: !!bool maybe", "maybe is no bool"),
+        (f"a: {'9' * 5000}", "9999 is no int"),
+        ("[" * 5000, "not YAML: .*recursion"),
+        ("{apiVersion: v1, kind: Secret, metadata: [a]}", "Secret, expected InferenceService manifests"),
     ],
 )
 def test_refuses_a_file_that_holds_no_manifest(tmp_path: Path, content: str | bytes, message: str) -> None:

@@ -109,6 +109,9 @@ def test_tokens_are_read_where_transformers_reads_them(tmp_path: Path, files: di
         {"added_tokens_decoder": {"300": 7}},
         {"extra_special_tokens": "<x>"},
         {"additional_special_tokens": [7]},
+        {"bos_token": "\ud800"},
+        {"bos_token": "<s>", "add_bos_token": "false"},
+        {"eos_token": "</s>", "add_eos_token": 7},
     ],
 )
 def test_settings_that_name_no_tokens_are_refused(tmp_path: Path, settings: dict) -> None:
@@ -130,6 +133,25 @@ def test_a_sentencepiece_model_alone_becomes_the_tokenizer_that_transformers_mak
         assert token_ids == reference.encode(each)
         assert tokenizer.decode(token_ids) == reference.decode(token_ids)
     assert (tokenizer.eos_token_id, tokenizer.special_tokens["bos_token"]) == (reference.eos_token_id, "<s>")
+
+
+@pytest.mark.parametrize("text", ["<a b>", "<s>:0", "$A"])
+def test_a_token_that_is_added_may_be_spelled_like_anything(tmp_path: Path, text: str) -> None:
+    tokenizer = Tokenizer.load(save(tmp_path, {"bos_token": text, "add_bos_token": True}))
+    assert [tokenizer.token(each) for each in tokenizer.encode("a", add_special_tokens=True)] == [text, "a"]
+
+
+def test_a_token_without_a_text_is_not_added(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save(tmp_path, {"bos_token": "", "add_bos_token": True}))
+    assert tokenizer.encode("a", add_special_tokens=True) == [64]
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+def test_a_link_to_a_file_that_is_gone_is_no_file_that_was_never_there(tmp_path: Path, name: str) -> None:
+    backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).symlink_to("blobs/gone")
+    with pytest.raises(ModelLoadError, match=rf"{name} is a link to blobs/gone, which is not there"):
+        Tokenizer.load(tmp_path)
 
 
 def test_truncation_and_padding_stored_with_the_tokenizer_are_off(tmp_path: Path) -> None:

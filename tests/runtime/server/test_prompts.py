@@ -161,6 +161,7 @@ NAMED = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": 
         ({"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "r", **settings_with(NAMED)}, "file"),
         ({"additional_chat_templates/default.jinja": "d", "additional_chat_templates/a.jinja": "a"}, "d"),
         ({"additional_chat_templates/rag.jinja": "r", **settings_with("own")}, "r"),
+        ({"chat_template.jinja": "\ufefffile"}, "file"),
     ],
 )
 def test_a_checkpoints_template_is_found_where_transformers_looks_for_it(
@@ -175,7 +176,14 @@ def test_a_checkpoints_template_is_found_where_transformers_looks_for_it(
 
 
 @pytest.mark.parametrize(
-    ("source", "named"), [("x\n{% for %}", "line 2"), (7, "tokenizer_config.json"), ({"a": 1}, "neither")]
+    ("source", "named"),
+    [
+        ("x\n{% for %}", "line 2"),
+        ("{% for m in messages %}" * 30 + "{% endfor %}" * 30, "no valid Jinja.*nested"),
+        ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "no valid Jinja.*recursion"),
+        (7, "tokenizer_config.json"),
+        ({"a": 1}, "neither"),
+    ],
 )
 def test_a_template_that_is_none_is_refused_by_name(
     tmp_path: Path, model_folder: Path, source: object, named: str
@@ -183,6 +191,14 @@ def test_a_template_that_is_none_is_refused_by_name(
     (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
     with pytest.raises(ConfigurationError, match=named):
+        load_chat_template(tmp_path, Tokenizer.load(tmp_path), None)
+
+
+def test_a_link_to_a_template_that_is_gone_is_no_reason_to_take_another(tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((model_folder / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "former"}))
+    (tmp_path / "chat_template.jinja").symlink_to("blobs/gone")
+    with pytest.raises(ConfigurationError, match=r"chat_template\.jinja cannot be read"):
         load_chat_template(tmp_path, Tokenizer.load(tmp_path), None)
 
 
