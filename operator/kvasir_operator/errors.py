@@ -17,10 +17,10 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         ObjectConflictError     409: it exists already, or changed since it was read
         KubeForbiddenError      403: a missing permission, an exceeded quota
           AdmissionFailedError  an admission webhook or policy denied the object, or did not answer
-        ObjectRefusedError      400, 413 or 422: the object does not hold
+        ObjectRefusedError      400, 413, 422 or another 4xx: the object does not hold
         WatchExpiredError       410: the resource version is too old, list again
         KubeUnavailableError    no answer, or one that says to try again later
-          ServerFailedError     500: the API server failed at this request
+          ServerFailedError     500 or another 5xx: the API server failed at this request
       ChildrenRefusedError      the API server refused some of a service's children
       PrometheusError           Prometheus did not answer, or not what the autoscaler needs
       CrdNotInstalledError      the cluster does not know InferenceServices

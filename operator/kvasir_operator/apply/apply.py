@@ -1,9 +1,11 @@
 """Performs a plan: server-side applies in order, edits of what is not rendered any more, restarts, then deletions.
 
 A child that the API server refuses does not hold up the others; it is returned, to be shown in the status and tried
-again. When the API server does not answer at all, the pass ends.
+again. So is one of which it says to try again later: a kind's storage may be busy, or a proxy dislike one request. Said
+of a second it concerns all, and the pass ends, as when the API server does not answer at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir_operator.api.conditions import Reason
@@ -69,15 +71,15 @@ class Applied:
 
 
 async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
-    """Raises KubeUnavailableError when the API server does not answer; what was written until then stays."""
+    """Raises KubeApiError when the API server does not answer or is busy; what was written until then stays."""
     written: list[KubeObject] = []
     stale: list[ObjectKey] = []
     refusals: list[Refusal] = []
     for action in plan.applies:
         try:
             written.append(await _apply(client, action))
-        except OBJECT_ERRORS as error:
-            refusals.append(Refusal(action.key, error))
+        except KubeApiError as error:
+            refusals.append(_refusal(action.key, error, refusals))
     changes: tuple[Edit | Restart, ...] = (*plan.edits, *plan.restarts)
     for change in changes:
         try:
@@ -87,14 +89,22 @@ async def apply_plan(client: KubeClient, namespace: str, plan: Plan) -> Applied:
                 written.append(await client.merge(change.key.kind, namespace, change.key.name, change.patch))
         except (ObjectConflictError, ObjectNotFoundError):
             stale.append(change.key)  # it changed since it was seen: what was decided may no longer hold
-        except OBJECT_ERRORS as error:
-            refusals.append(Refusal(change.key, error))
+        except KubeApiError as error:
+            refusals.append(_refusal(change.key, error, refusals))
     for deletion in plan.deletes:
         try:
             await client.delete(deletion.key.kind, namespace, deletion.key.name, deletion.uid)
-        except OBJECT_ERRORS as error:
-            refusals.append(Refusal(deletion.key, error))
+        except KubeApiError as error:
+            refusals.append(_refusal(deletion.key, error, refusals))
     return Applied(tuple(written), tuple(refusals), tuple(stale))
+
+
+def _refusal(key: ObjectKey, error: KubeApiError, before: Sequence[Refusal]) -> Refusal:
+    """Raises `error` where it is about more than this object."""
+    is_answer = error.status is not None and all(isinstance(each.error, OBJECT_ERRORS) for each in before)
+    if not isinstance(error, OBJECT_ERRORS) and not is_answer:
+        raise error
+    return Refusal(key, error)
 
 
 async def _apply(client: KubeClient, action: Apply) -> KubeObject:
@@ -103,11 +113,21 @@ async def _apply(client: KubeClient, action: Apply) -> KubeObject:
     try:
         return await client.apply(action.obj, FIELD_MANAGER)
     except ObjectRefusedError:
-        if action.live_uid is None or action.key.kind not in _REPLACEABLE:
+        if action.live_uid is None or action.key.kind not in _REPLACEABLE or not await _holds_as_new(client, action):
             raise
         # An immutable field changed, or somebody added a field that excludes one of ours: only a new object helps.
         await client.delete(action.key.kind, action.obj["metadata"]["namespace"], action.key.name, action.live_uid)
         return await client.apply(action.obj, FIELD_MANAGER)
+
+
+async def _holds_as_new(client: KubeClient, action: Apply) -> bool:
+    """Else its deletion would leave nothing in its place. Asked under a name that nobody has."""
+    named = {**action.obj, "metadata": {**action.obj["metadata"], "name": f"{action.key.name}-anew"}}
+    try:
+        await client.dry_run(named)
+    except OBJECT_ERRORS:
+        return False
+    return True
 
 
 async def _restart(client: KubeClient, namespace: str, restart: Restart) -> None:

@@ -24,16 +24,13 @@ from kvasir_operator.errors import (
 )
 
 _ERRORS: dict[int, type[KubeApiError]] = {
-    400: ObjectRefusedError,
     403: KubeForbiddenError,
     404: ObjectNotFoundError,
-    405: ObjectRefusedError,  # a kind whose CRD is being deleted
     409: ObjectConflictError,
     410: WatchExpiredError,
-    413: ObjectRefusedError,
-    422: ObjectRefusedError,
-    500: ServerFailedError,
 }
+_LATER = frozenset({401, 408, 429, 502, 503, 504})
+"""Says nothing of an object: the same request may succeed when it is repeated."""
 # A webhook's answer may have any status; one that does not answer is the API server's own error 500.
 _ADMISSION = re.compile(
     r"failed calling webhook|admission webhook \S+ denied|(Validating|Mutating)AdmissionPolicy|policy '.*' with binding"
@@ -60,7 +57,14 @@ def api_error(status: int, reason: str, body: str) -> KubeApiError:
         return AdmissionFailedError(message, status)
     if status == 404 and not names_object:
         return KindNotServedError(f"the API server does not serve this kind: {message}", status)
-    return _ERRORS.get(status, KubeUnavailableError)(message, status)
+    return (_ERRORS.get(status) or _of_class(status))(message, status)
+
+
+def _of_class(status: int) -> type[KubeApiError]:
+    """Of statuses without an error of their own: 405 of a kind whose CRD is being deleted, 413, 422, a proxy's."""
+    if status in _LATER or not 400 <= status < 600:
+        return KubeUnavailableError
+    return ObjectRefusedError if status < 500 else ServerFailedError
 
 
 def read_watch_line(line: bytes) -> dict[str, Any]:

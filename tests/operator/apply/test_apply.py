@@ -56,6 +56,21 @@ def test_an_api_server_that_does_not_answer_ends_the_pass() -> None:
     assert [name for _, name in kube.writes] == ["ServiceAccount a"]
 
 
+def test_one_child_that_is_to_be_tried_again_later_holds_up_no_other() -> None:
+    kube = MemoryKube()
+    kube.failures = [KubeUnavailableError("storage is (re)initializing", 429)]
+    assert [str(refusal.key) for refusal in perform(kube).refusals] == ["ServiceAccount a"]
+    assert [name for _, name in kube.writes] == ["ServiceAccount b", "ServiceAccount c"]
+
+
+def test_an_api_server_that_asks_to_be_left_alone_is() -> None:
+    kube = MemoryKube()
+    kube.failures = [KubeUnavailableError("too many requests", 429)] * 3
+    with pytest.raises(KubeUnavailableError):
+        perform(kube)
+    assert len(kube.failures) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -141,6 +156,14 @@ def test_a_child_that_cannot_be_changed_into_what_is_wanted_is_made_anew() -> No
     applied = perform(kube, Plan(applies=(Apply(A, Cause.CHANGED, live_uid="u"),)))
     assert kube.writes == [("delete", "ServiceAccount a"), ("apply by kvasir-operator", "ServiceAccount a")]
     assert applied.refusals == ()
+
+
+def test_a_child_that_would_be_refused_as_a_new_one_too_is_not_deleted() -> None:
+    kube = MemoryKube()
+    kube.failures = [ObjectRefusedError("spec.interval: Invalid value", 422)] * 2
+    applied = perform(kube, Plan(applies=(Apply(A, Cause.CHANGED, live_uid="u"),)))
+    assert [str(refusal.key) for refusal in applied.refusals] == ["ServiceAccount a"]
+    assert kube.writes == []
 
 
 def test_a_secret_is_made_with_a_value_that_nobody_wrote_down() -> None:
