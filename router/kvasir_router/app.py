@@ -274,7 +274,9 @@ class Handler:
         now = time.perf_counter()
         if prefill is not None:
             prefill.decode_has_begun(now, is_from_start=status == 200)
-        if status not in _SAYS_NOTHING:
+        if status in _SAYS_NOTHING:  # and was relayed for want of another: the next request may have one
+            job.service.in_flight_limits.busy(ticket.url)
+        else:
             job.service.in_flight_limits.answered(ticket.url, is_error=_is_endpoints_fault(status))
         if status == 200:
             job.note_answer()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvasir_router.admission.queued_request import QueuedRequest
 from kvasir_router.errors import (
     UpstreamBrokenError,
+    UpstreamBusyError,
     UpstreamConnectError,
     UpstreamError,
     UpstreamRefusedError,
@@ -113,7 +114,7 @@ class Job:
         return can_retry
 
     def _is_first_refusal(self, url: str, error: UpstreamError) -> bool:
-        is_refusal = isinstance(error, (UpstreamConnectError, UpstreamRefusedError))
+        is_refusal = isinstance(error, (UpstreamBusyError, UpstreamConnectError, UpstreamRefusedError))
         return self.exchange.has_started and is_refusal and url not in self._refused_by
 
     def _has_got_further(self) -> bool:

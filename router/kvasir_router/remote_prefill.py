@@ -25,7 +25,7 @@ from kvasir_router.job import Job, while_alive
 from kvasir_router.metrics import Metrics
 from kvasir_router.placement.placement import Placement
 from kvasir_router.relay.kv_transfer import NewHandover, params_of_answer, prefill_body, with_lookup
-from kvasir_router.relay.proxy import forwarded_headers, unavailable
+from kvasir_router.relay.proxy import BUSY_STATUS, forwarded_headers, unavailable
 from kvasir_router.relay.upstream_answer import UpstreamAnswer
 from kvasir_router.relay.upstream_pool import UpstreamPool
 from kvasir_router.service.ledger import Ticket
@@ -53,7 +53,7 @@ async def prefill(pool: UpstreamPool, url: str, path: str, headers: bytes, body:
 
 
 def _check(answer: UpstreamAnswer) -> None:
-    if answer.status >= 500:
+    if answer.status >= 500 or answer.status == BUSY_STATUS:
         raise unavailable(answer)
     if answer.status != 200:
         reason = str(answer.status)

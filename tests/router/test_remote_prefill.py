@@ -209,6 +209,21 @@ async def test_no_client_makes_a_prefill_engine_a_suspect_by_what_it_asks(
     assert service_of(router).registry.get(split.prefills[0].url).suspect_until == 0
 
 
+async def test_a_prefill_engine_that_is_full_is_left_alone_for_as_long_as_it_says_and_not_ejected(
+    split: Split, client: Any
+) -> None:
+    clock = Clock()
+    router = await split.start(tuned={"clock": clock})
+    [prefill], service = split.prefills, service_of(router)
+    prefill.status, prefill.retry_after = 429, "20"
+    for number in range(8):
+        for _ in range(2):
+            assert (await ask(client, router))[0] == 200
+        assert len(prefill.requests) == number + 1
+        clock.seconds_ahead += 25.0
+    assert service.in_flight_limits.circuit(prefill.url) == "closed"
+
+
 async def test_a_prefill_engine_is_free_again_once_it_has_answered(split: Split, client: Any, until: Any) -> None:
     router = await split.start()
     [prefill], [decode] = split.prefills, split.decodes

@@ -107,7 +107,9 @@ async def test_what_all_engines_refuse_is_the_requests_fault_and_relayed(
     assert limits_of(router).num_ejected == 0
 
 
-@pytest.mark.parametrize(("retry_after", "seconds"), [(None, 1), ("0", 1), ("7", 7), ("999", 30), ("soon", 1)])
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"), [(None, 1), ("0", 1), ("7", 7), ("999", 30), ("9" * 30, 30), ("soon", 1), ("-5", 1)]
+)
 async def test_a_busy_engine_is_passed_over_for_as_long_as_it_says_within_bounds(
     retry_after: str | None, seconds: float, engines: Any, start_router: Any, client: Any
 ) -> None:
@@ -116,6 +118,18 @@ async def test_a_busy_engine_is_passed_over_for_as_long_as_it_says_within_bounds
     assert [await ask(client, router) for _ in range(2)] == [200, 200]
     until = {each.url: each.suspect_until for each in registry_of(router)}
     assert until == {engines[0].url: 100.0 + seconds, engines[1].url: 0.0}
+
+
+@pytest.mark.parametrize("status", [401, 404, 429])
+async def test_an_engine_whose_refusal_is_relayed_does_not_draw_the_traffic_either(
+    status: int, engines: Any, start_router: Any, client: Any
+) -> None:
+    """Where no request is sent twice."""
+    router = await start_router(*engines, retries=0, tuned={"clock": Clock()})
+    engines[0].status = status
+    statuses = [await ask(client, router) for _ in range(40)]
+    assert statuses.count(status) <= 2
+    assert limits_of(router).num_ejected == 0
 
 
 async def test_an_engine_that_drains_is_passed_over_and_not_ejected(

@@ -201,6 +201,24 @@ async def test_an_engine_that_will_not_continue_is_passed_over(
         await third.stop()
 
 
+async def test_an_engine_that_is_full_keeps_no_stream_from_the_next(
+    engines: Any, whole: bytes, start_router: Any, client: Any
+) -> None:
+    third = type(engines[0])("three")
+    await third.start()
+    try:
+        first, second, last = sorted([*engines, third], key=lambda engine: engine.url)
+        for engine in (first, second, last):
+            engine.keeps_journal, engine.num_tokens = True, 8
+        first.die_after_tokens, second.status, second.retry_after = 4, 429, "9"
+        router = await start_router(first, second, last, policy="roundRobin", retries=1)
+        assert await stream(client, router) == whole
+        (service,) = router.services
+        assert service.registry.get(second.url).suspect_until > 0
+    finally:
+        await third.stop()
+
+
 async def test_a_stream_that_nobody_continues_is_given_up(engines: Any, start_router: Any, client: Any) -> None:
     router = await start_router(*engines, retries=1)
     engines[0].die_after_tokens, engines[1].keeps_journal = 3, False

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ SILENT_SECONDS = 75.0
 """An API server sends a bookmark each minute where nothing else happens: after so long without a byte the connection
 is dead (dropped by a load balancer or a node without a word), and engines would come and go unheard."""
 _HTTP_GONE = 410
+_MOST_SHOWN = 300  # bytes of an answer
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class KubernetesObjects:
         response = await self.read(**self.query, _request_timeout=30.0)
         body = await response.read()
         _check_status(response.status, body)
-        parsed = json.loads(body)
-        return [_trimmed(item) for item in parsed["items"]], parsed["metadata"]["resourceVersion"]
+        with _read(body):
+            parsed = json.loads(body)
+            return [_trimmed(item) for item in parsed["items"] or ()], parsed["metadata"]["resourceVersion"]
 
     async def watch(self, resource_version: str) -> AsyncIterator[Mapping[str, Any]]:
         response = await self.read(
@@ -58,7 +60,6 @@ class KubernetesObjects:
             if response.status != 200:
                 _check_status(response.status, await response.read())
             async for event in _events(response.content, self.silent_seconds):
-                _trimmed(event["object"])
                 yield event
         finally:
             _hang_up(response)
@@ -112,10 +113,18 @@ async def _events(content: aiohttp.StreamReader, silent_seconds: float) -> Async
     while chunk := await _next_bytes(content, silent_seconds):
         *lines, pending = (pending + chunk).split(b"\n")
         for line in lines:
-            event = json.loads(line)
-            if event["type"] == "ERROR":
-                _check_status(event["object"].get("code", 500), line)
-            yield event
+            yield _event(line)
+
+
+def _event(line: bytes) -> Mapping[str, Any]:
+    """Of an object with a version. Raises ResourceExpiredError or WatchFailedError for one that says so."""
+    with _read(line):
+        event: dict[str, Any] = json.loads(line)
+        if event["type"] == "ERROR":
+            _check_status(event["object"].get("code", 500), line)
+        if not _trimmed(event["object"])["metadata"]["resourceVersion"]:
+            raise ValueError("an object without a version")
+        return event
 
 
 async def _next_bytes(content: aiohttp.StreamReader, silent_seconds: float) -> bytes:
@@ -128,11 +137,21 @@ async def _next_bytes(content: aiohttp.StreamReader, silent_seconds: float) -> b
         raise WatchFailedError(text) from error
 
 
+@contextlib.contextmanager
+def _read(body: bytes) -> Iterator[None]:
+    """Something in between may answer 200 with a page of its own."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        seen = body[:_MOST_SHOWN].decode(errors="replace")
+        raise WatchFailedError(f"the Kubernetes API answered what is none of its objects: {seen}") from error
+
+
 def _check_status(status: int, body: bytes) -> None:
     if status == _HTTP_GONE:
         raise ResourceExpiredError("410 Gone")
     if status != 200:
-        raise WatchFailedError(f"the Kubernetes API answered {status}: {body[:300].decode(errors='replace')}")
+        raise WatchFailedError(f"the Kubernetes API answered {status}: {body[:_MOST_SHOWN].decode(errors='replace')}")
 
 
 @contextlib.asynccontextmanager

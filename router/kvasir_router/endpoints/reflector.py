@@ -87,11 +87,14 @@ class Reflector:
     async def _follow(self, resource_version: str, on_change: Callable[[Sequence[Change]], None]) -> None:
         """Watches again from the last seen version whenever the server ends a watch normally."""
         while True:
+            before = resource_version
             async for event in self._api.watch(resource_version):
                 resource_version = event["object"]["metadata"]["resourceVersion"]
                 change = self._apply(event)
                 if change is not None:
                     on_change([change])
+            if resource_version == before:  # whatever ends watches at once would be asked without a pause
+                await asyncio.sleep(self._retry_seconds)
 
     def _apply(self, event: Mapping[str, Any]) -> Change | None:
         """A bookmark only carries a version."""

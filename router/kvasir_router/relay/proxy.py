@@ -150,7 +150,7 @@ def _check_whether_it_is_relayed(answer: UpstreamAnswer, *, relay_unavailable: b
 
 def _check_whether_it_continues(answer: UpstreamAnswer) -> None:
     reason = str(answer.status)
-    if answer.status >= 500:
+    if answer.status >= 500 or answer.status == BUSY_STATUS:
         raise unavailable(answer)
     if answer.status != 200 or value_of(answer.headers, _RESUMABLE) is None:
         raise UpstreamRefusedError(f"{answer.url} does not continue the stream: {reason}", reason)
@@ -169,7 +169,7 @@ def _retry_after(answer: UpstreamAnswer) -> float | None:
     value = value_of(answer.headers, b"retry-after")
     if value is None:
         return None
-    return float(value) if value.isdigit() and len(value) < 10 else 0.0
+    return float(value) if value.isdigit() and len(value) < 100 else 0.0
 
 
 async def _relay_events(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -21,7 +22,7 @@ class KvMetrics:
 
 
 def parse_kv_metrics(text: str) -> KvMetrics:
-    """Absent or unreadable series give None: other engines may not have them."""
+    """Absent or unreadable series give None, and so do values that are no amounts: other engines are as they are."""
     samples = _samples(line for line in text.splitlines() if line.startswith(_READ))
     usages = [sample.value for sample in samples if sample.name in _USAGE]
     capacities = [_capacity_tokens(sample.labels) for sample in samples if sample.name == _CONFIG]
@@ -39,11 +40,13 @@ def _samples(lines: Iterable[str]) -> list[Sample]:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
     except ValueError:
         return []
-    return [sample for family in families for sample in family.samples]
+    samples = (sample for family in families for sample in family.samples)
+    return [sample for sample in samples if isfinite(sample.value) and sample.value >= 0]
 
 
 def _capacity_tokens(labels: Mapping[str, str]) -> int | None:
     try:
-        return int(labels["num_gpu_blocks"]) * int(labels["block_size"])
+        num_blocks, block_size = int(labels["num_gpu_blocks"]), int(labels["block_size"])
+        return num_blocks * block_size if num_blocks > 0 and block_size > 0 else None
     except (KeyError, ValueError):
         return None

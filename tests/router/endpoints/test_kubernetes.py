@@ -112,6 +112,17 @@ async def test_lists_again_when_the_version_has_expired(until: Until) -> None:
 
 
 @pytest.mark.anyio
+async def test_watches_that_end_at_once_are_not_begun_without_a_pause() -> None:
+    api = RecordedApi([([], "10")], [[] for _ in range(50)])
+    source = KubernetesSource(api, "8000", retry_seconds=60.0)
+    task = asyncio.create_task(source.run(lambda addresses: None))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    task.cancel()
+    assert api.watched_from == ["10"]
+
+
+@pytest.mark.anyio
 async def test_an_api_server_that_is_away_takes_no_endpoint_away(until: Until) -> None:
     api = RecordedApi([([endpoint_slice("s1", 1, endpoint("10.0.0.1"))], "10")], [[WatchFailedError("broken")]])
     published = await followed(api, 1, until)

@@ -141,6 +141,26 @@ async def test_an_expired_version_is_told_apart(server: Any, api: KubernetesObje
             await anext(events)
 
 
+@pytest.mark.parametrize(
+    "body", ["<html>sign in</html>", "null", "[]", '{"items": []}', '{"items": 5, "metadata": {}}']
+)
+async def test_an_answer_in_the_api_servers_place_is_a_failed_call(body: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=body + "\n")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as running, aiohttp.ClientSession() as session:
+
+        async def read(**options: Any) -> aiohttp.ClientResponse:
+            return await session.get(running.make_url("/"))
+
+        with pytest.raises(WatchFailedError, match="none of its objects"):
+            await KubernetesObjects(read, {}).list()
+        with pytest.raises(WatchFailedError, match="none of its objects"):
+            await anext(KubernetesObjects(read, {}).watch("7"))
+
+
 async def test_a_refused_call_says_what_the_server_said(server: Any, api: KubernetesObjects) -> None:
     server[0].status = 403
     with pytest.raises(WatchFailedError, match="answered 403"):

@@ -23,6 +23,10 @@ vllm:num_requests_waiting{engine="1",model_name="m"} 1.0
         (TWO_CORES, KvMetrics(0.75, None, 5)),
         ("", KvMetrics(None, None, None)),
         ('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0', KvMetrics(None, None, None)),
+        ('vllm:cache_config_info{block_size="16",num_gpu_blocks="-1"} 1.0', KvMetrics(None, None, None)),
+        ("kvasir_kv_cache_usage_ratio NaN\nkvasir_num_requests_waiting NaN", KvMetrics(None, None, None)),
+        ("kvasir_kv_cache_usage_ratio +Inf\nkvasir_num_requests_waiting +Inf", KvMetrics(None, None, None)),
+        ("kvasir_kv_cache_usage_ratio -1\nkvasir_num_requests_waiting -1", KvMetrics(None, None, None)),
         ("kvasir_kv_cache_usage_ratio_other 1", KvMetrics(None, None, None)),
     ],
 )
