@@ -176,7 +176,7 @@ class Operator:
         self._discovery.doubt()  # who stood by for long asked long ago
         ledger = ScalingLedger()
         if self._prometheus is not None:
-            clock = Clock(time.time, utc_now)
+            clock = Clock(time.time, utc_now, client.unix)
             scaler = Autoscaler(client, self._prometheus, ledger, settings, self._metrics, self._queue.add, clock)
             start("autoscaler", scaler.run(settings.autoscaling_seconds))
         reconciler = Reconciler(

@@ -57,7 +57,7 @@ def why_held(situation: RoleSituation) -> tuple[HoldReason, str] | None:
     if sample is None:
         reason = HoldReason.NOTHING_MEASURED if situation.is_beginning else HoldReason.METRICS_UNAVAILABLE
         return reason, situation.trouble
-    age = situation.now - sample.at
+    age = (situation.now if sample.asked_at is None else sample.asked_at) - sample.at
     if age > STALE_SECONDS:
         return HoldReason.METRICS_STALE, f"the newest sample is {age:.0f} s old, expected at most {STALE_SECONDS:g} s"
     missing = _missing(situation, sample)

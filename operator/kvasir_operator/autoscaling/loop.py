@@ -57,10 +57,12 @@ ReadHeld = Callable[[Iterable[str], str | None], Awaitable[Held | None]]
 
 @dataclass(frozen=True)
 class Clock:
-    """`unix`: seconds; `text`: the same moment as a status shows it."""
+    """`unix`: seconds; `text`: the same moment as a status shows it; `pods`: seconds by the clock that times of pods
+    are by, the API server's."""
 
     unix: Callable[[], float]
     text: Callable[[], str]
+    pods: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -262,13 +264,13 @@ class Autoscaler:
             measured = asleep if role in at_zero else None
             if measured is None:
                 assert turn.reading is not None
-                measured = await _measure(turn.reading, RoleKey(key, role.name), names, pod_names(pods, role.name))
+                measured = await self._measure(turn.reading, RoleKey(key, role.name), names, pod_names(pods, role.name))
             sample, former_days, trouble = measured
-            now, current = self._clock.unix(), wanted.get(role.name, role.replicas)
+            now, current = self._clock.pods(), wanted.get(role.name, role.replicas)
             situations[role.name] = RoleSituation(
                 role.name,
                 _spec_of(role, scaled.roles),
-                now,
+                self._clock.unix(),
                 current,
                 ready_seconds(pods, role.name, now),
                 sample,
@@ -282,6 +284,16 @@ class Autoscaler:
                 routers=seconds_ready(routers, now),
             )
         return situations
+
+    async def _measure(
+        self, reading: Reading, role: RoleKey, routers: Collection[str] | None, engines: Collection[str]
+    ) -> Measured:
+        try:
+            sample, former_days = await reading.read(role, routers, engines)
+        except PrometheusError as error:
+            return None, (), str(error)
+        asked_at = self._clock.unix() + self._prometheus.clock.ahead_seconds
+        return replace(sample, asked_at=asked_at), former_days, ""
 
     async def _measure_asleep(self, service: str | None, routers: Sequence[KubeObject]) -> Measured | None:
         """By the routers themselves; None where none answers. `service`: its name behind a gateway."""
@@ -313,15 +325,6 @@ class Autoscaler:
             self._metrics.forget_scaling(key)
         self._ledger.forget(key)
         self._asleep.pop(key, None)
-
-
-async def _measure(
-    reading: Reading, role: RoleKey, routers: Collection[str] | None, engines: Collection[str]
-) -> Measured:
-    try:
-        return *await reading.read(role, routers, engines), ""
-    except PrometheusError as error:
-        return None, (), str(error)
 
 
 def _can_answer(role: str) -> bool:

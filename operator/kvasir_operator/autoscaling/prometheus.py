@@ -15,6 +15,7 @@ import aiohttp
 
 from kvasir_operator.errors import PrometheusError, described
 from kvasir_operator.kube.configuration import proxy_of
+from kvasir_operator.server_clock import ServerClock
 
 TIMEOUT_SECONDS = 10.0
 Name = TypeVar("Name")
@@ -44,6 +45,8 @@ class Prometheus:
     """Made within an event loop; close it at the end."""
 
     def __init__(self, access: PrometheusAccess, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.clock = ServerClock()
+        """By which it says when it scraped."""
         self._access = access
         self._trusted: tuple[int, ssl.SSLContext] | None = None
         self._url = f"{access.url.rstrip('/')}/api/v1/query"
@@ -64,6 +67,7 @@ class Prometheus:
         try:
             headers, tls = self._headers(), self._tls()
             async with self._session.post(self._url, data={"query": query}, headers=headers, ssl=tls) as answer:
+                self.clock.note(answer.headers.get("Date"))
                 body = await answer.json(content_type=None)
                 return _values(body, answer.status, query)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:

@@ -37,7 +37,7 @@ class RoleSample:
     """
 
     at: float
-    """Unix time of the oldest scrape that is in it."""
+    """Unix time of the oldest scrape that is in it, by the clock of whoever scraped."""
     replicas: tuple[ReplicaLoad, ...]
     num_held: float = 0.0
     """Requests that wait in routers."""
@@ -59,6 +59,8 @@ class RoleSample:
     """Of the longest of the windows that rates and latencies are over."""
     routers: frozenset[str] = frozenset()
     """Pods that said what they hold."""
+    asked_at: float | None = None
+    """When it was asked for, by the same clock; None: just now, by the operator's own."""
     lacking: tuple[str, ...] = ()
     """What should have come with the rest of a pod's series, or of the role's, and did not: 0 only stands for it."""
 

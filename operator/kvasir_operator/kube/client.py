@@ -54,7 +54,11 @@ class KubeClient:
 
     def now(self) -> str:
         """By the API server's clock, as of its last answer about a single object (RFC 3339)."""
-        return self._session.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        return self._session.clock.text()
+
+    def unix(self) -> float:
+        """The same in seconds since 1970."""
+        return self._session.clock.unix()
 
     async def close(self) -> None:
         await self._session.close()

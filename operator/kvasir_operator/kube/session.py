@@ -4,11 +4,8 @@ kubernetes' generated client does as much again around each request: it copies t
 and has aiohttp warn of its timeout. Its configuration says where to and with which credentials.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from contextlib import asynccontextmanager
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
@@ -20,6 +17,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kvasir_operator.api.labels import FIELD_MANAGER
 from kvasir_operator.kube.answers import api_error, translated
 from kvasir_operator.kube.kinds import KubeObject
+from kvasir_operator.server_clock import ServerClock
 
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
@@ -27,8 +25,6 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 JSON: Final = "application/json"
 _LONGEST_LINE_BYTES: Final = 2**21
 """Of a watch, an event: an object is smaller."""
-_SAME_SECONDS: Final = 2.0
-"""Clocks that differ by less are one: an answer's date has whole seconds, and takes its time."""
 
 
 class Session:
@@ -40,7 +36,8 @@ class Session:
         self._ssl_context = RESTClientObject(configuration).ssl_context
         self._before_write = before_write
         self._opened: aiohttp.ClientSession | None = None
-        self._ahead_seconds = 0.0
+        self.clock = ServerClock()
+        """The API server's: times of objects are by it."""
 
     async def send(
         self,
@@ -84,26 +81,15 @@ class Session:
                 server_hostname=configuration.tls_server_name or None,
                 read_bufsize=_LONGEST_LINE_BYTES,
             ) as response:
-                self._note_date(response.headers.get("Date"))
+                self.clock.note(response.headers.get("Date"))
                 if not 200 <= response.status < 300:
                     text = (await response.read()).decode(errors="replace")
                     raise api_error(response.status, response.reason or "", text)
                 yield response
 
-    def now(self) -> datetime:
-        """By the API server's clock, to a second or two: times of objects are its own, and this machine's clock may
-        differ."""
-        return datetime.fromtimestamp(time.time() + self._ahead_seconds, UTC)
-
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
-
-    def _note_date(self, date: str | None) -> None:
-        """`date`: of an answer, in whole seconds."""
-        with suppress(ValueError, TypeError):
-            ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
-            self._ahead_seconds = ahead if abs(ahead) > _SAME_SECONDS else 0.0
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:

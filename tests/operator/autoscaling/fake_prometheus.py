@@ -2,7 +2,9 @@
 
 import re
 import ssl
+import time
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,10 +31,13 @@ def vector(*values: tuple[Mapping[str, str], float | str]) -> dict[str, Any]:
 
 
 class FakePrometheus:
-    """`answer`: a question's body and HTTP status. `tls` None: plain HTTP."""
+    """`answer`: a question's body and HTTP status. `tls` None: plain HTTP. `ahead_seconds`: of its clock."""
 
-    def __init__(self, answer: Callable[[str], tuple[Any, int]], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[str], tuple[Any, int]], tls: ssl.SSLContext | None = None, ahead_seconds: float = 0.0
+    ) -> None:
         self.answer = answer
+        self._ahead_seconds = ahead_seconds
         self._tls = tls
         self.asked: list[str] = []
         self.headers: list[Mapping[str, str]] = []
@@ -56,9 +61,10 @@ class FakePrometheus:
         self.asked.append(query)
         self.headers.append(dict(request.headers))
         body, status = self.answer(query)
+        headers = {"Date": formatdate(time.time() + self._ahead_seconds, usegmt=True)}
         if isinstance(body, str):
-            return web.Response(text=body, status=status)
-        return web.json_response(body, status=status)
+            return web.Response(text=body, status=status, headers=headers)
+        return web.json_response(body, status=status, headers=headers)
 
 
 def engine_labels(pod: str, service: str = "llama") -> dict[str, str]:

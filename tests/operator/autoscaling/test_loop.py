@@ -84,7 +84,7 @@ class Turn:
     async def _run(self, kube: MemoryKube, answer: Any, then: dict[str, Any] | None) -> None:
         async with FakePrometheus(answer) as server:
             prometheus = Prometheus(PrometheusAccess(server.url))
-            clock = Clock(lambda: NOW, lambda: "2027-01-15T08:00:00Z")
+            clock = Clock(lambda: NOW, lambda: "2027-01-15T08:00:00Z", lambda: NOW)
             settings = OperatorSettings(prometheus_url=server.url, defaults=self._defaults, gateway_secret="secret")
             scaler = Autoscaler(
                 kube, prometheus, self.ledger, settings, self.metrics, self.woken.append, clock, self._read_held

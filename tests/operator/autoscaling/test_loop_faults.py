@@ -111,14 +111,17 @@ async def scaling(
     held: Held | None = None,
     gateway: GatewayDefaults | None = None,
     clock: Callable[[], float] = lambda: NOW,
+    pods_clock: Callable[[], float] | None = None,
+    prometheus_ahead: float = 0.0,
 ) -> AsyncIterator[Scaling]:
+    """`pods_clock` None: the same as `clock`."""
     given = Scaling(answer, held)
-    async with FakePrometheus(lambda query: given.answer(query)) as server:
+    async with FakePrometheus(lambda query: given.answer(query), ahead_seconds=prometheus_ahead) as server:
         given.prometheus = HangingPrometheus(PrometheusAccess(server.url))
         given.prometheus.is_asked = asyncio.Event()
         defaults = InstallationDefaults(gateway=gateway)
         settings = OperatorSettings(prometheus_url=server.url, defaults=defaults, gateway_secret="secret")
-        times = Clock(clock, lambda: "2027-01-15T08:00:00Z")
+        times = Clock(clock, lambda: "2027-01-15T08:00:00Z", pods_clock or clock)
         given.scaler = Autoscaler(
             kube, given.prometheus, given.ledger, settings, given.metrics, given.wake, times, given.read_held
         )
@@ -220,6 +223,27 @@ async def test_a_pass_is_called_for_when_the_reason_of_trouble_changes_and_not_i
             (None, 3),
             (None, 3),
         ]
+
+
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
+@pytest.mark.parametrize(("age", "trouble"), [(STALE_SECONDS - 5, None), (STALE_SECONDS + 5, "MetricsStale")])
+async def test_how_old_a_sample_is_prometheus_own_clock_tells(ahead: float, age: float, trouble: str | None) -> None:
+    answer = of_fleet({"engine-0": HALF_FULL}, held=0, at=NOW + ahead - age)
+    async with scaling(kube_with(1), answer, prometheus_ahead=ahead) as given:
+        await given.scaler.turn()
+        seen = given.ledger.scaling_of(KEY).trouble
+        assert (None if seen is None else seen.reason.value) == trouble
+
+
+async def test_since_when_pods_serve_the_api_servers_clock_tells() -> None:
+    """Of one that has served for long, series are missed."""
+    operators_clock = NOW - 1e8
+    answer = of_fleet({}, held=0, at=operators_clock)
+    async with scaling(kube_with(1), answer, clock=lambda: operators_clock, pods_clock=lambda: NOW) as given:
+        await given.scaler.turn()
+        trouble = given.ledger.scaling_of(KEY).trouble
+        assert trouble is not None
+        assert trouble.reason.value == "MetricsMissing"
 
 
 async def test_a_request_wakes_its_service_while_prometheus_hangs() -> None:
