@@ -1,10 +1,11 @@
 """Probes every endpoint: does it live, is it ready, which models has it, how full is its KV cache.
 
 An endpoint that refused a connection is out at once and back as soon as a probe succeeds, tried five times a second.
-One that is unhealthy by its own word will not end what it has begun either: its requests in flight are interrupted. Of
-one that is silent those are that another can take: once it takes no connection (its node is lost), and where it does
-(it is busy, or stopped), after a longer time in which no byte of any answer has come. Endpoints that Kubernetes has
-taken away are watched until their requests are over.
+One that is unhealthy by its own word, twice in a row, will not end what it has begun either: its requests in flight are
+interrupted. Said once, it may be a proxy's word for a moment: then only those are that another can take. So are those of
+one that is silent: once it takes no connection (its node is lost), and where it does (it is busy, or stopped), after a
+longer time in which no byte of any answer has come. Endpoints that Kubernetes has taken away are watched until their
+requests are over.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -35,6 +37,7 @@ _RECOVERY_INTERVAL_SECONDS = 0.2
 # Adapters come and go seldom; so many probes later their list is read again.
 _PROBES_PER_LISTING = 5
 _NO_ANSWER = (aiohttp.ClientError, OSError, msgspec.DecodeError, UnicodeError)
+_UNHEALTHY_IN_A_ROW = 2
 # An engine of another make has no /ready, or keeps it to itself.
 _NO_WORD = frozenset({401, 403, 404, 405})
 _NOBODY_THERE = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
@@ -96,7 +99,12 @@ class _Finding(Enum):
 
 class _Card(msgspec.Struct):
     id: str
-    max_model_len: int | None = None
+    max_model_len: Any = None
+
+    @property
+    def length(self) -> int | None:
+        """Engines of other makes may say it in another form."""
+        return self.max_model_len if type(self.max_model_len) is int and self.max_model_len > 0 else None
 
 
 class _Load(msgspec.Struct):
@@ -116,6 +124,7 @@ class _Watch:
     address: Address
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     num_silent: int = 0
+    num_unhealthy: int = 0  # in a row
     heard_at: float = 0.0  # of the event loop's clock: an answer to a probe, or a byte of any other
     instance: str | None = None  # of the process that was ready last; None: not known
     has_been_ready: bool = False
@@ -235,8 +244,9 @@ class Prober:
             self._report(watch, self._state(watch, finding))
         if finding is _Finding.NOT_READY and self._migration is not None:
             await self._migration.drains(watch.address)
+        watch.num_unhealthy = watch.num_unhealthy + 1 if finding is _Finding.UNHEALTHY else 0
         if finding is _Finding.UNHEALTHY:
-            self._ledger.interrupt(watch.url)
+            self._ledger.interrupt(watch.url, is_silent=watch.num_unhealthy < _UNHEALTHY_IN_A_ROW)
         elif self._is_out(watch) and (finding is _Finding.SILENT or now - watch.heard_at > self._limits.hung_after):
             self._ledger.interrupt(watch.url, is_silent=True)
         if finding is not _Finding.READY:
@@ -326,7 +336,7 @@ class Prober:
 
     async def _learn_models(self, url: str) -> None:
         listing = msgspec.json.decode(await self._get(f"{url}/v1/models"), type=_Listing)
-        self._registry.set_models(url, {card.id: card.max_model_len for card in listing.data})
+        self._registry.set_models(url, {card.id: card.length for card in listing.data})
 
     async def _learn_kv(self, url: str) -> None:
         metrics = parse_kv_metrics((await self._get(f"{url}/metrics")).decode())

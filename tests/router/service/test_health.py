@@ -219,6 +219,33 @@ async def test_requests_are_interrupted_where_nobody_is_there_or_nothing_has_com
     assert interruptions == [True] * is_interrupted
 
 
+@pytest.mark.parametrize(("answers", "are_silence"), [((LOADING, READY), [True]), ((LOADING, LOADING), [True, False])])
+async def test_an_engine_that_is_unhealthy_for_a_moment_keeps_what_no_other_can_take(
+    until: Until, answers: tuple[int, ...], are_silence: list[bool]
+) -> None:
+    engine = ScriptedEngine(READY, *answers)
+    engine.statuses = {"/health": 503}
+    endpoint = engine.registry.get(ENGINE.url)
+    assert endpoint is not None
+    [ticket] = engine.ledger.dispatch(a_request(), Placement(leg_on(endpoint, a_request(), {})), 0.0)
+    interruptions: list[bool] = []
+    ticket.on_interrupt = interruptions.append
+    async with engine.probed():
+        await until(lambda: len(engine.states) == 4)
+    assert interruptions == are_silence
+
+
+@pytest.mark.parametrize(("length", "known"), [("2048", 2048), ("null", None), ('"2048"', None), ("-1", None)])
+async def test_an_engine_that_says_its_length_in_another_form_is_listed_all_the_same(
+    until: Until, length: str, known: int | None
+) -> None:
+    engine = ScriptedEngine(READY)
+    engine.models = f'{{"data": [{{"id": "own", "max_model_len": {length}}}]}}'.encode()
+    async with engine.probed():
+        await until(lambda: engine.registry.listed_models() == {"own"})
+    assert engine.registry.max_model_len("own") == known
+
+
 async def test_an_engine_that_was_never_ready_is_out_at_its_first_silence(until: Until) -> None:
     assert await states_after(until, SILENT, READY) == [DOWN, UP]
 
