@@ -69,6 +69,11 @@ def _ended(container: KubeObject) -> KubeObject:
     return ended
 
 
+def has_ended_well(container: KubeObject) -> bool:
+    """When it ended last."""
+    return _ended(container).get("exitCode") == 0
+
+
 def _has_failed(container: KubeObject) -> bool:
     return bool(_ended(container).get("exitCode", 0))
 

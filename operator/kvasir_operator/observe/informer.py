@@ -68,8 +68,11 @@ class Informer:
         version, retry_seconds = None, _FIRST_RETRY_SECONDS
         while True:
             try:
+                before = version
                 version = await self._list() if version is None else await self._watch(version)
                 retry_seconds = _FIRST_RETRY_SECONDS
+                if version == before:  # whatever ends watches at once would be asked without a pause
+                    await asyncio.sleep(retry_seconds)
             except WatchExpiredError:
                 version = None
             except KubeApiError as error:

@@ -14,6 +14,7 @@ from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
 from kvasir_operator.observe.containers import (
     all_containers,
+    has_ended_well,
     is_sidecar,
     last_end,
     own_containers,
@@ -59,7 +60,7 @@ def why_pod_waits(
     """
     if is_ready(pod) or is_terminating(pod) or has_ended(pod):
         return None
-    fails = (_why_fails(container, download) for container in all_containers(pod))
+    fails = (_why_fails(each, download) for each in all_containers(pod) if not _is_run_again(pod, each))
     failure = next((each for each in fails if each is not None), None)
     reason, detail = _unscheduled(pod) or failure or why_creation_fails(events) or _starting(pod, download)
     return Waiting(reason, f"pod {pod['metadata']['name']}: {detail}")
@@ -107,6 +108,13 @@ def _unscheduled(pod: KubeObject) -> tuple[Reason, str] | None:
         return None
     message = scheduled.get("message") or "no node has room"
     return Reason.VOLUME_UNAVAILABLE if _NO_VOLUME.search(message) else Reason.INSUFFICIENT_CAPACITY, message
+
+
+def _is_run_again(pod: KubeObject, container: KubeObject) -> bool:
+    """An init container that has ended well whenever it ended: a node that was restarted has them all run once more."""
+    if not has_ended_well(container) or "waiting" in container.get("state", {}):
+        return False
+    return container in pod["status"].get("initContainerStatuses", []) and not is_sidecar(pod, container["name"])
 
 
 def _why_fails(container: KubeObject, download: DownloadProgress | None) -> tuple[Reason, str] | None:

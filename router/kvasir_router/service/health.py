@@ -2,7 +2,7 @@
 
 An endpoint that refused a connection is out at once and back as soon as a probe succeeds, tried five times a second.
 One that is unhealthy by its own word, twice in a row, will not end what it has begun either: its requests in flight are
-interrupted. Said once, it may be a proxy's word for a moment: then only those are that another can take. So are those of
+interrupted. Said once, it may be a proxy's word for a moment: then only those are that another takes. So are those of
 one that is silent: once it takes no connection (its node is lost), and where it does (it is busy, or stopped), after a
 longer time in which no byte of any answer has come. Endpoints that Kubernetes has taken away are watched until their
 requests are over.

@@ -116,6 +116,19 @@ def test_a_broken_watch_lists_again_after_a_while() -> None:
     assert versions == ["0", "0"]
 
 
+def test_watches_that_end_at_once_are_not_begun_without_a_pause() -> None:
+    async def body() -> list[str]:
+        kube = ScriptedKube([[] for _ in range(50)])
+        informer = Informer(kube, POD, None, InformerCache(), lambda key, wait: None, asyncio.Lock())
+        running = asyncio.create_task(informer.run())
+        for _ in range(500):
+            await asyncio.sleep(0)
+        running.cancel()
+        return kube.versions
+
+    assert asyncio.run(body()) == ["0"]
+
+
 def counted(version: int, generation: int, observed: int, total: int = 0) -> dict[str, Any]:
     found = deployment(total=total)
     found["metadata"] |= {"resourceVersion": str(version), "generation": generation}

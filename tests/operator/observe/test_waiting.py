@@ -30,6 +30,13 @@ def running(at: str = NOW, **fields: Any) -> dict[str, Any]:
     return {"containerStatuses": [container], "conditions": [unready]}
 
 
+def run_again(exit_code: int) -> dict[str, Any]:
+    """An init container in its fourth run, as on a node that was restarted."""
+    ended = {"terminated": {"exitCode": exit_code, "reason": "Completed"}}
+    state: dict[str, Any] = {"running": {}}
+    return {"name": "prepare", "state": state, "lastState": ended, "ready": False, "restartCount": 3}
+
+
 @pytest.mark.parametrize(
     ("status", "reason", "message"),
     [
@@ -52,6 +59,16 @@ def running(at: str = NOW, **fields: Any) -> dict[str, Any]:
             {"initContainerStatuses": [{"name": "load", "state": {"running": {}}}], "containerStatuses": []},
             Reason.INITIALIZING,
             "init container",
+        ),
+        (
+            {"initContainerStatuses": [run_again(0)], "containerStatuses": CREATING},
+            Reason.INITIALIZING,
+            "init container prepare is running",
+        ),
+        (
+            {"initContainerStatuses": [run_again(1)], "containerStatuses": CREATING},
+            Reason.CRASH_LOOPING,
+            "container prepare was restarted 3 times",
         ),
         ({}, Reason.LOADING_MODEL, "loading the model"),
         (running(started=True, at=NOW), Reason.LOADING_MODEL, "loading the model"),
