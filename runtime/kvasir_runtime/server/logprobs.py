@@ -89,15 +89,17 @@ def _id_spelling(token_id: int) -> str:
 
 
 def prompt_offsets(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Where a prompt's tokens begin in its text. A special token counts where the text has it: the tokenizer may have
-    added it.
+    """Where a prompt's tokens begin in its text. A special token counts where the text has it, and so does a space: the
+    tokenizer may have added them, a space behind each special token too.
     """
     tokens = TokenText(tokenizer, skip_special_tokens=False)
     offsets, at = [], 0
     for token_id in prompt.token_ids:
         offsets.append(min(at, len(prompt.text)))
         if token_id not in tokenizer.special_ids or prompt.text.startswith(tokenizer.token(token_id), at):
-            at += len(tokens.feed(token_id))
+            new = tokens.feed(token_id)
+            is_added = new.startswith(" ") and not prompt.text.startswith(new, at)
+            at += len(new) - (is_added and prompt.text.startswith(new[1:], at))
     return offsets
 
 

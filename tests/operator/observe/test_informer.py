@@ -107,8 +107,8 @@ def test_a_pod_that_goes_wakes_its_service() -> None:
 
 
 def test_an_expired_watch_lists_again_and_wakes_services_whose_pods_went_away_meanwhile() -> None:
-    woken, versions, known = watched([[event("ADDED", "p", "0")], WatchExpiredError("too old", 410)])
-    assert (woken, versions, known) == ([LLAMA, LLAMA], ["0", "0", "0"], [])
+    woken, versions, known = watched([[event("ADDED", "p", "5")], WatchExpiredError("too old", 410)])
+    assert (woken, versions, known) == ([LLAMA, LLAMA], ["0", "5", "0"], [])
 
 
 def test_a_broken_watch_lists_again_after_a_while() -> None:
@@ -178,7 +178,7 @@ def test_a_service_that_went_while_its_watch_was_broken_is_woken_and_known_no_mo
     async def body() -> tuple[list[ServiceKey], list[Any] | None]:
         woken: list[ServiceKey] = []
         cache = InformerCache()
-        shown = {**service(), "metadata": {**service()["metadata"], "resourceVersion": "0"}}
+        shown = {**service(), "metadata": {**service()["metadata"], "resourceVersion": "5"}}
         kube = ScriptedKube([[{"type": "ADDED", "object": shown}], KubeUnavailableError("gone")])
         informer = Informer(kube, INFERENCE_SERVICE, None, cache, lambda key, wait: woken.append(key), asyncio.Lock())
         running = asyncio.create_task(informer.run())

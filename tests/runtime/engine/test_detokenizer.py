@@ -10,6 +10,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from kvasir_runtime.engine.detokenizer import Detokenizer, StopStrings, TextOptions, WindowStream
 from kvasir_runtime.engine.tokenizer import Tokenizer
+from kvasir_runtime.server.logprobs import prompt_offsets
+from kvasir_runtime.server.prompts import Prompt
 
 TEXTS = [
     "größer, naïve — 日本語のテキスト 😀👩\N{ZERO WIDTH JOINER}🚀 end",
@@ -281,3 +283,15 @@ def test_a_special_token_of_a_stop_string_is_shown_as_asked_for(size: int, optio
         if new.stop is not None:
             break
     assert (given, new.stop) == (text, "b<|end|>")
+
+
+@pytest.mark.parametrize("text", ["</s> ab a", "a</s>b", "</s></s>a😀b", "a b </s>  c</s>"])
+def test_a_prompts_offsets_are_those_of_its_text_behind_special_tokens_too(text: str) -> None:
+    """Where the tokenizer begins each part with a space that the text does not have."""
+    tokenizer = sentencepiece_like()
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    offsets = prompt_offsets(tokenizer, Prompt(token_ids, text))
+    assert offsets == sorted(offsets)
+    for token_id, offset, end in zip(token_ids, offsets, [*offsets[1:], len(text)], strict=True):
+        if end > offset and not tokenizer.token(token_id).startswith("<0x"):
+            assert text[offset:end] == tokenizer.token_bytes(token_id).decode()
