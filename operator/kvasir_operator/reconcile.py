@@ -20,7 +20,7 @@ from kvasir_operator.apply.plan import Apply, Cause, Plan, controller_uid, stamp
 from kvasir_operator.autoscaling.ledger import ScalingLedger, replicas_by_role
 from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
-from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
+from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError, KubeApiError
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
@@ -65,7 +65,7 @@ from kvasir_operator.status.problems import find_problems
 from kvasir_operator.status.report import differs_in_detail, report_status
 from kvasir_operator.status.restarts import RestartCounter
 from kvasir_operator.status.roles import RoleState, idle_role, role_of, role_state
-from kvasir_operator.status.status import derive_status
+from kvasir_operator.status.status import derive_status, unread_status
 
 logger = logging.getLogger(__name__)
 
@@ -156,8 +156,12 @@ class Reconciler:
             wanted = self._desired(obj)
         except InvalidManifestError as error:
             return await self._report_invalid(key, obj, error)
-        observed = await self._observe(obj, wanted.keys)
-        gateway = await self._gateway.state_of(obj)
+        try:
+            observed = await self._observe(obj, wanted.keys)
+            gateway = await self._gateway.state_of(obj)
+        except OBJECT_ERRORS as error:
+            await self._report_unread(key, obj, error)
+            raise
         now = self._now()
         workloads = observe_workloads(observed, obj["metadata"]["uid"], now)
         is_waiting = self._upgrades.has_to_wait(key, obj, wanted.revision, [each.workload for each in workloads])
@@ -232,6 +236,10 @@ class Reconciler:
         status = derive_status(obj, roles, situation, obj.get("status", {}).get("url"), self._now())
         is_reported = await self._report(key, obj, status, plan.without([each.key for each in done.refusals]))
         return _outcome(plan, done, is_reported, _look_seconds(observed, self._now()))
+
+    async def _report_unread(self, key: ServiceKey, obj: KubeObject, error: KubeApiError) -> None:
+        """The API server does not show what must be known: nothing is done, and what was seen before stands."""
+        await self._report(key, obj, unread_status(obj, f"what there is cannot be read: {error}", self._now()), Plan())
 
     async def _report(self, key: ServiceKey, obj: KubeObject, status: dict[str, Any], done: Plan) -> bool:
         """Reports what is news: `done` is what of the plan the API server accepted. False: no status was stored."""

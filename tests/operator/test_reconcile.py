@@ -19,9 +19,10 @@ from kvasir_operator.errors import (
     ObjectConflictError,
     ObjectNotFoundError,
     ObjectRefusedError,
+    ServerFailedError,
 )
 from kvasir_operator.kube.features import ClusterFeatures
-from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
+from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.engine_http import (
     ReadContexts,
@@ -145,6 +146,45 @@ def test_a_pass_whose_reads_fail_writes_nothing() -> None:
     with pytest.raises(KubeUnavailableError):
         reconcile(kube)
     assert kube.writes == []
+
+
+@pytest.mark.parametrize(
+    "error", [KubeForbiddenError("secrets is forbidden", 403), ServerFailedError("no matching prefix found", 500)]
+)
+def test_what_one_object_that_cannot_be_read_holds_up_is_said_and_the_rest_of_the_status_stands(
+    error: KubeApiError,
+) -> None:
+    class Unreadable(MemoryKube):
+        is_unreadable = True
+
+        async def get(self, kind: Kind, *args: Any) -> dict[str, Any] | None:
+            if kind == SECRET and self.is_unreadable:
+                raise error
+            return await super().get(kind, *args)
+
+    kube = Unreadable()
+    kube.objects = kube_with(SPEC).objects
+    with pytest.raises(type(error)):
+        reconcile(kube)
+    assert {each["type"]: each["status"] for each in stored_status(kube)["conditions"]} == {
+        "Ready": "False",
+        "Degraded": "True",
+    }
+    assert all(str(error) in each["message"] for each in stored_status(kube)["conditions"])
+    kube.is_unreadable = False
+    reconcile(kube)
+    before = stored_status(kube)
+    assert before["observedGeneration"] == 3
+    kube.is_unreadable = True
+    with pytest.raises(type(error)):
+        reconcile(kube)
+    changed = {key: value for key, value in stored_status(kube).items() if value != before.get(key)}
+    assert changed.keys() == {"phase", "conditions"}
+    assert [each["type"] for each in changed["conditions"] if each not in before["conditions"]] == ["Degraded"]
+    num_writes = len(kube.writes)
+    with pytest.raises(type(error)):
+        reconcile(kube)
+    assert len(kube.writes) == num_writes
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,18 @@ def derive_status(
     return {key: value for key, value in status.items() if value is not None}
 
 
+def unread_status(service: KubeObject, message: str, now: str) -> dict[str, Any]:
+    """As it was, and that it may be so no more; `now` as above."""
+    metadata, previous = service["metadata"], service.get("status", {})
+    before: list[dict[str, Any]] = previous.get("conditions", [])
+    kinds = [ConditionType.DEGRADED] if before else [ConditionType.READY, ConditionType.DEGRADED]
+    news = [Condition(kind, kind is ConditionType.DEGRADED, Reason.APPLY_FAILED, message) for kind in kinds]
+    new = carry_over(before, news, metadata["generation"], now)
+    ours = {kind.value for kind in ConditionType} - {kind.value for kind in kinds}
+    kept = [each for each in before if each["type"] in ours]
+    return {"replicas": 0, "roles": [], **previous, "phase": "Degraded", "conditions": [*kept, *new]}
+
+
 def _scaling_entries(previous: dict[str, Any], situation: Situation) -> list[dict[str, Any]] | None:
     """What was decided stays to be read after autoscaling was switched off."""
     new = () if situation.scaling is None else situation.scaling.entries
