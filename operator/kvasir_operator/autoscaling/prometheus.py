@@ -63,7 +63,8 @@ class Prometheus:
         return dict(zip(queries, answers, strict=True))
 
     async def query(self, query: str) -> list[Value]:
-        """An instant vector; values that are no numbers, as of an empty histogram, are left out."""
+        """An instant vector; values that are no numbers, as of an empty histogram, are left out, and so is a histogram
+        that is a value itself."""
         try:
             headers, tls = self._headers(), self._tls()
             async with self._session.post(self._url, data={"query": query}, headers=headers, ssl=tls) as answer:
@@ -109,7 +110,8 @@ def _values(body: Any, status: int, query: str) -> list[Value]:
     try:
         if body["status"] != "success":
             raise PrometheusError(f"Prometheus refused {query!r}: HTTP {status}: {body.get('error')}")
-        values = [Value(each["metric"], float(each["value"][1])) for each in body["data"]["result"]]
+        found = [each for each in body["data"]["result"] if "histogram" not in each]
+        values = [Value(dict(each["metric"]), float(each["value"][1])) for each in found]
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise PrometheusError(f"Prometheus answered HTTP {status} and no instant vector to {query!r}") from error
     return [value for value in values if math.isfinite(value.number)]

@@ -40,6 +40,12 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     assert answered(vector(({}, "NaN"), ({}, "+Inf"), ({"pod": "a"}, 1)))[0] == [Value({"pod": "a"}, 1.0)]
 
 
+def test_native_histograms_are_left_out() -> None:
+    body = vector(({"pod": "a"}, 1))
+    body["data"]["result"].append({"metric": {}, "histogram": [0, {"count": "3", "sum": "2", "buckets": []}]})
+    assert answered(body)[0] == [Value({"pod": "a"}, 1.0)]
+
+
 @pytest.mark.parametrize(
     ("access", "files", "expected"),
     [
@@ -125,6 +131,7 @@ def test_without_a_token_nothing_is_said() -> None:
         ({"status": "error", "error": "parse error"}, 400, "refused 'up': HTTP 400: parse error"),
         ({"status": "success", "data": {}}, 200, "no instant vector"),
         ({"status": "success", "data": {"result": [{"metric": {}}]}}, 200, "no instant vector"),
+        ({"status": "success", "data": {"result": [{"metric": None, "value": [0, "1"]}]}}, 200, "no instant vector"),
         (["nothing"], 200, "no instant vector"),
         ("<html>", 502, "did not answer"),
     ],
