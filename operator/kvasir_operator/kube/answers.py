@@ -29,6 +29,7 @@ _ERRORS: dict[int, type[KubeApiError]] = {
     409: ObjectConflictError,
     410: WatchExpiredError,
 }
+_MOST_SHOWN = 200  # bytes of an answer
 _LATER = frozenset({401, 408, 429, 502, 503, 504})
 """Says nothing of an object: the same request may succeed when it is repeated."""
 # A webhook's answer may have any status; one that does not answer is the API server's own error 500.
@@ -67,10 +68,21 @@ def _of_class(status: int) -> type[KubeApiError]:
     return ObjectRefusedError if status < 500 else ServerFailedError
 
 
+def read_object(body: bytes, key: str | None = None) -> dict[str, Any]:
+    """What something else answers in the API server's place may be JSON and none of its objects, which have `key`.
+
+    Raises KubeUnavailableError.
+    """
+    found = msgspec.json.decode(body)
+    if not isinstance(found, dict) or (key is not None and not isinstance(found.get(key), dict)):
+        raise KubeUnavailableError(f"the API server answered what is none of its objects: {body[:_MOST_SHOWN]!r}")
+    return found
+
+
 def read_watch_line(line: bytes) -> dict[str, Any]:
-    """One event of a watch; raises WatchExpiredError or KubeUnavailableError for one that says so."""
-    event: dict[str, Any] = msgspec.json.decode(line)
-    if event["type"] == "ERROR":
+    """One event of a watch; raises WatchExpiredError or KubeUnavailableError for one that says so, or is none."""
+    event = read_object(line, "object")
+    if event.get("type") == "ERROR":
         status = event["object"]
         error = WatchExpiredError if status.get("code") == 410 else KubeUnavailableError
         raise error(str(status.get("message")), status.get("code"))

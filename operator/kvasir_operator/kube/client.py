@@ -66,7 +66,8 @@ class KubeClient:
     async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
         """None when there is no such object; raises ObjectNotFoundError never, other KubeApiErrors as they come."""
         try:
-            return await self._about("get", kind, partial(self._session.send, "GET", _path(kind, namespace, name)))
+            call = partial(self._session.send, "GET", _path(kind, namespace, name), key="metadata")
+            return await self._about("get", kind, call)
         except ObjectNotFoundError:
             return None
 
@@ -83,7 +84,8 @@ class KubeClient:
         """
         query = {"limit": str(self._page_size), **_selectors(labels, fields)}
         while True:
-            page = await self._about("list", kind, partial(self._session.send, "GET", _path(kind, namespace), query))
+            call = partial(self._session.send, "GET", _path(kind, namespace), query, key="metadata")
+            page = await self._about("list", kind, call)
             for item in page.get("items") or []:
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)

@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from kvasir_operator.api.labels import FIELD_MANAGER
-from kvasir_operator.kube.answers import api_error, translated
+from kvasir_operator.kube.answers import api_error, read_object, translated
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.server_clock import ServerClock
 
@@ -46,11 +46,11 @@ class Session:
         query: Mapping[str, str] = _NOTHING,
         body: KubeObject | None = None,
         content_type: str = JSON,
+        key: str | None = None,
     ) -> KubeObject:
-        """The answer's JSON. Raises KubeApiError."""
+        """The answer's JSON, with the object `key`, if any. Raises KubeApiError."""
         async with self.open(method, path, query, body, content_type) as response:
-            found: KubeObject = msgspec.json.decode(await response.read())
-            return found
+            return read_object(await response.read(), key)
 
     @asynccontextmanager
     async def open(

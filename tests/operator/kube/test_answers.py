@@ -21,7 +21,7 @@ from kvasir_operator.errors import (
     ServerFailedError,
     WatchExpiredError,
 )
-from kvasir_operator.kube.answers import api_error, read_watch_line, translated
+from kvasir_operator.kube.answers import api_error, read_object, read_watch_line, translated
 
 
 def line(kind: str, obj: dict[str, Any]) -> bytes:
@@ -54,6 +54,14 @@ def test_what_the_request_proved_itself_with_is_in_no_error() -> None:
 def test_an_answer_that_is_no_object_is_none() -> None:
     with pytest.raises(KubeUnavailableError, match="did not answer"), translated():
         msgspec.json.decode(b"<html>")
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b"5", b"{}", b'{"metadata": 1}'])
+def test_an_answer_that_is_another_object_is_none_of_the_api_servers(body: bytes) -> None:
+    with pytest.raises(KubeUnavailableError, match="none of its objects"):
+        read_object(body, "metadata")
+    with pytest.raises(KubeUnavailableError, match="none of its objects"):
+        read_watch_line(body)
 
 
 def answered(status: int, message: str, **details: str) -> KubeApiError:

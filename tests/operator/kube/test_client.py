@@ -44,7 +44,7 @@ async def know_no_such_kind(request: web.Request) -> web.Response:
 def test_its_time_is_that_of_the_api_server(ahead: int) -> None:
     async def answer(request: web.Request) -> web.Response:
         date = datetime.now(UTC) + timedelta(seconds=ahead)
-        return web.json_response({}, headers={"Date": format_datetime(date, usegmt=True)})
+        return web.json_response({"metadata": {}}, headers={"Date": format_datetime(date, usegmt=True)})
 
     async def seconds_ahead() -> float:
         async with http_api(answer) as api:
