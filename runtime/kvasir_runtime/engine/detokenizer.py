@@ -168,6 +168,15 @@ class StopStrings:
         self._include_in_output = include_in_output
         self._held = ""
 
+    @property
+    def held(self) -> str:
+        """What may yet become a stop string."""
+        return self._held
+
+    def is_completed_by(self, text: str) -> bool:
+        """Whether a stop string would end in this text, were it fed."""
+        return any(stop in self._held + text for stop in self._stop)
+
     def feed(self, text: str) -> CutText:
         num_held = len(self._held)
         text = self._held + text
@@ -276,10 +285,22 @@ class _Stops:
             return self._shown.feed(text) if text else CutText("", None)
         text, stop = self._hidden.feed(text + self._mark_of.get(token_id, ""))
         cut = self._shown.feed(text.translate(self._unmarked))
-        if stop is None or cut.stop is not None:
+        if stop is None and cut.stop is None:
+            more = self._ended_in_held()
+            return CutText(cut.text + more.text, more.stop)
+        if cut.stop is not None:
             return cut
         as_given = self._as_given[stop]
         return CutText(cut.text + self._shown.finish() + (as_given if self._includes else ""), as_given)
+
+    def _ended_in_held(self) -> CutText:
+        """What is held back for the sake of a special token may hold a stop string without one."""
+        assert self._hidden is not None
+        held = self._hidden.held.translate(self._unmarked)
+        if not (held and self._shown.is_completed_by(held)):
+            return CutText("", None)
+        self._hidden.finish()
+        return self._shown.feed(held)
 
     def finish(self, text: str) -> CutText:
         """With the last of the text, where the sequence ends for another reason."""

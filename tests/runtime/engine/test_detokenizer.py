@@ -295,3 +295,12 @@ def test_a_prompts_offsets_are_those_of_its_text_behind_special_tokens_too(text:
     for token_id, offset, end in zip(token_ids, offsets, [*offsets[1:], len(text)], strict=True):
         if end > offset and not tokenizer.token(token_id).startswith("<0x"):
             assert text[offset:end] == tokenizer.token_bytes(token_id).decode()
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), sentencepiece_like()], ids=["byte level", "sentencepiece"])
+def test_a_stop_string_is_found_with_its_last_token_also_where_it_could_become_another(tokenizer: Tokenizer) -> None:
+    special = tokenizer.token(min(tokenizer.special_ids))
+    token_ids = tokenizer.encode("xyz", add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer, TextOptions(stop=(f"y{special}", "y")))
+    found = [detokenizer.feed([token_id]) for token_id in token_ids[:-1]]
+    assert ("".join(each.text for each in found), found[-1].stop) == ("x", "y")
