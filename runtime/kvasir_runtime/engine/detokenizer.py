@@ -285,11 +285,11 @@ class _Stops:
             return self._shown.feed(text) if text else CutText("", None)
         text, stop = self._hidden.feed(text + self._mark_of.get(token_id, ""))
         cut = self._shown.feed(text.translate(self._unmarked))
-        if stop is None and cut.stop is None:
-            more = self._ended_in_held()
-            return CutText(cut.text + more.text, more.stop)
         if cut.stop is not None:
             return cut
+        if stop is None:
+            more = self._ended_in_held()
+            return CutText(cut.text + more.text, more.stop)
         as_given = self._as_given[stop]
         return CutText(cut.text + self._shown.finish() + (as_given if self._includes else ""), as_given)
 
