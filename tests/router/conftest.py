@@ -60,6 +60,7 @@ class FakeEngine:
         self.metrics = ""
         self.redirect_to: str | None = None
         self.tokenizer_card: dict[str, Any] | None = None  # None: it has none to give
+        self.tokenizer_status = 404  # where it has none
         self.num_tokenizer_requests = 0
         self.gate = asyncio.Event()  # closed: an answer waits before its first token
         self.later_gate = asyncio.Event()  # closed: a stream waits before its second token
@@ -131,7 +132,9 @@ class FakeEngine:
     async def _tokenizer(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
         self.num_tokenizer_requests += 1
-        return web.Response(status=404) if self.tokenizer_card is None else web.json_response(self.tokenizer_card)
+        if self.tokenizer_card is None:
+            return web.Response(status=self.tokenizer_status)
+        return web.json_response(self.tokenizer_card)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.metrics)

@@ -22,6 +22,7 @@ from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER
 
 logger = logging.getLogger(__name__)
 
+_NOT_NOW = frozenset({408, 429})
 _RETRY_SECONDS = 2.0
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _decoder = msgspec.json.Decoder(TokenizerCard)
@@ -168,7 +169,7 @@ class TokenizerSource:
         async with self._session.get(f"{url}/tokenizer", headers=self._headers, timeout=_TIMEOUT) as response:
             if response.status in (401, 403):
                 logger.warning("endpoint %s keeps its tokenizer to another %s", url, ROUTER_SECRET_VARIABLE)
-            if 400 <= response.status < 500:
+            if 400 <= response.status < 500 and response.status not in _NOT_NOW:
                 return None
             response.raise_for_status()
             return _decoder.decode(await response.read())

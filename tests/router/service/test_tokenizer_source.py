@@ -92,6 +92,17 @@ async def test_an_engine_that_is_not_up_yet_is_asked_again(
     await until(lambda: told)
 
 
+@pytest.mark.parametrize("status", [408, 429, 500])
+async def test_an_engine_that_is_busy_is_asked_again(
+    status: int, engine: Any, source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
+) -> None:
+    engine.tokenizer_status = status
+    source.follow(addresses(engine))
+    await until(lambda: asked(engine) > 0)
+    engine.tokenizer_card = asdict(card())
+    await until(lambda: told)
+
+
 async def test_an_engine_is_told_who_asks(
     engine: Any, source: TokenizerSource, told: list[PromptTokenizer | None], until: Callable[..., Any]
 ) -> None:
