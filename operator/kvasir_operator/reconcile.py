@@ -205,7 +205,7 @@ class Reconciler:
         scaled = replicas_by_role(self._ledger.scaling_of(service_key(obj)), obj)
         group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
         service, settings = parse_service(obj), self._settings
-        return desired_service(service, settings, features.server_version, has_pod_monitors, scaled, group_kind)
+        return desired_service(service, settings, has_pod_monitors, scaled, group_kind)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
         key = service_key(obj)
@@ -330,7 +330,7 @@ def _situation(
     return Situation(
         service.model_names[0],
         problems,
-        rollout.state,
+        rollout,
         wanted.blocked,
         service.spec.suspend,
         gateway,

@@ -46,7 +46,7 @@ from .fake_node import NODE, bind_pod, list_pods, report_ready
 from .processes import wait_until
 
 SETTINGS = OperatorSettings()
-FEATURES = ClusterFeatures((1, 36))
+FEATURES = ClusterFeatures()
 NAME = "llama"
 Found = TypeVar("Found")
 WRITES = ("apply", "apply_status", "patch", "create", "replace", "delete")
@@ -200,7 +200,7 @@ def revision_of_pod(pod: KubeObject) -> str:
 def current_revision(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:
     """As a pass would have it."""
     service = parse_service(get_service(control_plane, namespace, name))
-    return desired_service(service, SETTINGS, FEATURES.server_version).revision
+    return desired_service(service, SETTINGS).revision
 
 
 def current_engine(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:

@@ -22,7 +22,6 @@ from .fake_node import report_failed
 from .leader_worker_controller import leader_worker_sets, look_after_sets
 from .processes import wait_until
 from .reconciling import (
-    FEATURES,
     Pass,
     conditions,
     current_revision,
@@ -40,7 +39,7 @@ from .reconciling import (
 
 PIPELINE = {"pipeline": 2}
 NEW = {"device": "cpu", "maxNumSeqs": 8}
-OFFERED = ClusterFeatures(FEATURES.server_version, frozenset({LEADER_WORKER_SET}))
+OFFERED = ClusterFeatures(frozenset({LEADER_WORKER_SET}))
 
 
 def reconcile(control_plane: ControlPlane, namespace: str, read_work: ReadWork = no_work) -> Pass:

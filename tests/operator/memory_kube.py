@@ -32,10 +32,8 @@ class MemoryKube(KubeClient):
         return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
 
     async def read_path(self, path: str) -> dict[str, Any]:
-        """A cluster of version 1.34 without optional kinds."""
+        """A cluster without optional kinds."""
         self._fail()
-        if path == "/version":
-            return {"major": "1", "minor": "34"}
         raise KindNotServedError("404 page not found", 404)
 
     async def create(self, obj: KubeObject) -> KubeObject:

@@ -97,7 +97,7 @@ def cost_of_a_change(*, pods: PodState, is_burst: bool) -> tuple[int, Counter[st
         return waiting[0] >= 0
 
     gateway = GatewayObserver(cluster, None, None, lambda key: None)
-    features = ClusterFeatures((1, 36))
+    features = ClusterFeatures()
     reconciler = Reconciler(
         cluster,
         OperatorSettings(),

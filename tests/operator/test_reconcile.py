@@ -43,7 +43,7 @@ from .cluster_objects import NOW, child, deployment, member, owner, pod, pod_eve
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
-FEATURES = ClusterFeatures((1, 36))
+FEATURES = ClusterFeatures()
 SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}}
 
 

@@ -65,7 +65,7 @@ class Installation:
     def _started(self, image: str, max_upgrades: int | None = None) -> Reconciler:
         gateway = GatewayObserver(self.kube, None, None, lambda key: None)
         settings = OperatorSettings(runtime_image=image, max_upgrades=max_upgrades)
-        return Reconciler(self.kube, settings, lambda: ClusterFeatures((1, 36)), gateway, lambda: NOW)
+        return Reconciler(self.kube, settings, lambda: ClusterFeatures(), gateway, lambda: NOW)
 
 
 def test_one_after_the_other_is_upgraded_and_the_others_serve_on() -> None:

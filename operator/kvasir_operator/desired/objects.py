@@ -134,14 +134,12 @@ class DesiredService:
 def desired_service(
     service: InferenceService,
     settings: OperatorSettings,
-    server_version: tuple[int, int] | None = None,
     with_pod_monitors: bool = False,
     scaled: Mapping[str, int] = NOT_SCALED,
     group_kind: Kind = STATEFUL_SET,
 ) -> DesiredService:
-    """`scaled`: replicas decided for autoscaled roles, by name. `group_kind`: the best that the cluster serves.
-
-    `server_version` (major, minor) and `with_pod_monitors`, whether the kind is served, are the cluster's.
+    """`scaled`: replicas decided for autoscaled roles, by name. `with_pod_monitors`: the cluster serves the kind.
+    `group_kind`: the best that it serves.
 
     Raises InvalidManifestError for what does not fit the installation's profiles.
     """
@@ -154,7 +152,6 @@ def desired_service(
         tuple(
             unsupported_features(
                 service,
-                server_version,
                 has_gateway=settings.defaults.gateway is not None,
                 has_prometheus=settings.prometheus_url is not None,
                 roles=roles,

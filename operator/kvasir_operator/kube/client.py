@@ -67,7 +67,7 @@ class KubeClient:
             return None
 
     async def read_path(self, path: str) -> dict[str, Any]:
-        """What the API server says of itself: its version, or the kinds of an API group."""
+        """What the API server says of itself, such as the kinds of an API group."""
         return await self._session.send("GET", path)
 
     async def list_pages(

@@ -1,4 +1,4 @@
-"""What this cluster has beyond what every one has: its version, and which optional kinds it serves.
+"""What this cluster has beyond what every one has: which optional kinds it serves.
 
 Asked at the start, again before every resync, and soon after the API server did not know a kind, so a CRD that is
 installed or removed later is noticed without a restart. A kind that is absent costs one small request each time it is
@@ -10,7 +10,6 @@ because the API server is away would be started again later and later, by the ku
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,9 +33,8 @@ _UNAUTHORIZED = 401
 
 @dataclass(frozen=True)
 class ClusterFeatures:
-    """`server_version` is major and minor; `kinds` are those of OPTIONAL_KINDS that the API server knows."""
+    """`kinds` are those of OPTIONAL_KINDS that the API server knows."""
 
-    server_version: tuple[int, int]
     kinds: frozenset[Kind] = frozenset()
 
     def serves(self, kind: Kind) -> bool:
@@ -50,9 +48,7 @@ class ClusterFeatures:
 
 async def read_features(client: KubeClient) -> ClusterFeatures:
     """Raises KubeApiError when the API server does not answer."""
-    version = await client.read_path("/version")
-    served = [kind for kind in OPTIONAL_KINDS if await _is_served(client, kind)]
-    return ClusterFeatures((_number(version["major"]), _number(version["minor"])), frozenset(served))
+    return ClusterFeatures(frozenset([kind for kind in OPTIONAL_KINDS if await _is_served(client, kind)]))
 
 
 async def _is_served(client: KubeClient, kind: Kind) -> bool:
@@ -61,12 +57,6 @@ async def _is_served(client: KubeClient, kind: Kind) -> bool:
     except (ObjectNotFoundError, KubeForbiddenError):
         return False
     return any(resource["name"] == kind.plural for resource in found["resources"])
-
-
-def _number(text: str) -> int:
-    """Some clouds report the minor version as `31+`."""
-    digits = re.match(r"\d*", text)
-    return int(digits[0]) if digits and digits[0] else 0
 
 
 class Discovery:

@@ -104,7 +104,7 @@ def kept_router(plan: RolloutPlan, children: Iterable[KubeObject], *, is_replace
 
     It goes once the gateway serves (`is_replaced`) and no engine is left that believes only it.
     """
-    if is_replaced and plan.state.phase is RolloutPhase.COMPLETE:
+    if is_replaced and plan.phase is RolloutPhase.COMPLETE:
         return frozenset()
     routers = (child for child in children if child["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER)
     return frozenset(map(object_key, routers))

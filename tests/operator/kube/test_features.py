@@ -23,8 +23,6 @@ class ServingKube(KubeClient):
 
     async def read_path(self, path: str) -> dict[str, Any]:
         self.asked.set()
-        if path == "/version":
-            return {"major": "1", "minor": "31+"}
         if path not in self.served:
             raise self.missing
         return {"resources": [{"name": self.served[path]}, {"name": f"{self.served[path]}/status"}]}
@@ -35,7 +33,7 @@ MONITORS = "/apis/monitoring.coreos.com/v1/podmonitors"
 
 def test_a_kind_is_served_where_its_group_names_it() -> None:
     kube = ServingKube(MONITORS, "/apis/gateway.networking.k8s.io/v1/gateways")
-    assert asyncio.run(read_features(kube)) == ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+    assert asyncio.run(read_features(kube)) == ClusterFeatures(frozenset({POD_MONITOR}))
 
 
 def test_a_group_that_may_not_be_read_counts_as_absent() -> None:
@@ -49,7 +47,7 @@ def test_an_api_server_that_is_away_is_no_answer() -> None:
 
 
 def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
-    without, with_monitors = ClusterFeatures((1, 31)), ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+    without, with_monitors = ClusterFeatures(), ClusterFeatures(frozenset({POD_MONITOR}))
     assert set(with_monitors.listed_child_kinds) - set(without.listed_child_kinds) == {POD_MONITOR}
     assert POD_DISRUPTION_BUDGET in without.listed_child_kinds
     assert SECRET not in with_monitors.listed_child_kinds
@@ -78,13 +76,13 @@ def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
         running.cancel()
         return after, len(calls)
 
-    assert asyncio.run(asyncio.wait_for(body(), 10)) == (ClusterFeatures((1, 31), frozenset({POD_MONITOR})), 1)
+    assert asyncio.run(asyncio.wait_for(body(), 10)) == (ClusterFeatures(frozenset({POD_MONITOR})), 1)
 
 
 def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_over() -> None:
     async def body() -> frozenset[Any]:
         kube = ServingKube()
-        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        before = ClusterFeatures(frozenset({POD_MONITOR}))
         discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(3600.0))
         discovery.doubt()
@@ -98,7 +96,7 @@ def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_ove
 def test_what_was_known_holds_while_the_api_server_is_away() -> None:
     async def body() -> ClusterFeatures:
         kube = ServingKube(missing=KubeUnavailableError("down"))
-        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        before = ClusterFeatures(frozenset({POD_MONITOR}))
         discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         for _ in range(3):

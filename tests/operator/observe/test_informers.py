@@ -12,8 +12,8 @@ from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, POD_M
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.informer import Informers
 
-WITHOUT = ClusterFeatures((1, 34))
-WITH = ClusterFeatures((1, 34), frozenset({POD_MONITOR, LEADER_WORKER_SET}))
+WITHOUT = ClusterFeatures()
+WITH = ClusterFeatures(frozenset({POD_MONITOR, LEADER_WORKER_SET}))
 KEY = ServiceKey("models", "llama")
 
 

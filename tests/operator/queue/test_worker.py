@@ -31,7 +31,7 @@ class ScriptedReconciler(Reconciler):
     def __init__(self, queue: WorkQueue, script: list[Outcome | Exception | None]) -> None:
         kube = KubeClient(Configuration())
         gateway = GatewayObserver(kube, None, None, lambda key: None)
-        super().__init__(kube, OperatorSettings(), lambda: ClusterFeatures((1, 34)), gateway)
+        super().__init__(kube, OperatorSettings(), lambda: ClusterFeatures(), gateway)
         self.queue = queue
         self.script = script
 
