@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="show one service of a cluster on one screen", allow_abbrev=False)
     status.add_argument("service", type=_service_key, metavar="NAMESPACE/NAME", help="the service")
-    status.add_argument("--watch", action="store_true", help="show it again after each change, until interrupted")
+    status.add_argument("--watch", action="store_true", help="show it again and again, until interrupted")
     status.add_argument(
         "--kubeconfig", metavar="FILE", help="the cluster's address and credentials; default: as for run"
     )

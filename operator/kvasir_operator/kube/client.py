@@ -99,24 +99,18 @@ class KubeClient:
         return [item async for page in pages for item in page.get("items") or []]
 
     async def watch(
-        self,
-        kind: Kind,
-        namespace: str | None,
-        labels: LabelSelector,
-        resource_version: str,
-        seconds: float,
-        fields: str | None = None,
+        self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Events (`type`, `object`) after `resource_version`, bookmarks too, until the server ends the watch.
 
-        `fields` is a field selector. Raises WatchExpiredError when the version is too old.
+        Raises WatchExpiredError when the version is too old.
         """
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(int(seconds)),
-            **_selectors(labels, fields),
+            **_selectors(labels),
         }
         # Bookmarks come every minute at the latest: a stream that is silent for longer is dead.
         timeout = aiohttp.ClientTimeout(total=seconds + REQUEST_TIMEOUT_SECONDS, sock_read=90.0)
@@ -229,6 +223,6 @@ def _path_of(obj: KubeObject) -> str:
     return _path(kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
-def _selectors(labels: LabelSelector | None, fields: str | None) -> dict[str, str]:
+def _selectors(labels: LabelSelector | None, fields: str | None = None) -> dict[str, str]:
     found = {"labelSelector": selector_text(labels or {}), "fieldSelector": fields or ""}
     return {name: text for name, text in found.items() if text}
