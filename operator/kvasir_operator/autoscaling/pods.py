@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from statistics import median
 
-from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.api.labels import ROLE_ROUTER
 from kvasir_operator.autoscaling.situation import COLD_SECONDS
 from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.containers import own_containers
-from kvasir_operator.observe.replicas import Replica, replicas_of
+from kvasir_operator.observe.replicas import Replica, of_role, replicas_of
 from kvasir_operator.observe.waiting import is_ready
 
 DEFAULT_STARTUP_SECONDS = 120.0
@@ -51,10 +51,6 @@ def pod_names(pods: Iterable[KubeObject], role: str) -> set[str]:
 
 def _replicas(pods: Iterable[KubeObject], role: str) -> list[Replica]:
     return replicas_of(of_role(pods, role))
-
-
-def of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
-    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
 
 
 def _was_restarted(pod: KubeObject) -> bool:

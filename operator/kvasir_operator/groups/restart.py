@@ -25,7 +25,9 @@ from kvasir_operator.kube.kinds import (
     LEADER_WORKER_SET,
     Kind,
     KubeObject,
+    annotation_of,
     is_terminating,
+    label_of,
     object_key,
     pod_template,
     seconds_between,
@@ -102,9 +104,9 @@ def _is_restart_asked_for(group: Group) -> bool:
     """A StatefulSet that makes no pod anew by itself has been given another template than that of its pods."""
     if group.is_leader_worker_set:
         return False
-    at = pod_template(group.obj)["metadata"].get("annotations", {}).get(RESTARTED_AT)
+    at = annotation_of(pod_template(group.obj), RESTARTED_AT)
     pods = group.replica.active_pods
-    return at is not None and any(pod["metadata"].get("annotations", {}).get(RESTARTED_AT) != at for pod in pods)
+    return at is not None and any(annotation_of(pod, RESTARTED_AT) != at for pod in pods)
 
 
 def restart_gracefully(group: Group) -> RestartDecision:
@@ -252,7 +254,7 @@ def why_group_fails(group: Group, now: str) -> Waiting | None:
 
 def removed_sets(pods: Iterable[KubeObject], group_kind: Kind) -> list[Waiting]:
     """Pods of LeaderWorkerSets where the cluster has none any more. `group_kind`: what it has for groups."""
-    names = {pod["metadata"].get("labels", {}).get(LEADER_WORKER_SET_LABEL) for pod in pods} - {None}
+    names = {name for pod in pods if (name := label_of(pod, LEADER_WORKER_SET_LABEL)) is not None}
     if group_kind == LEADER_WORKER_SET or not names:
         return []
     gone = ", ".join(sorted(names))

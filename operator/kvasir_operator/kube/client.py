@@ -4,7 +4,7 @@ Objects go in and come out as plain dicts; transport errors leave as this packag
 passes through `KubeClient._about`, where `ClientHooks.on_request` is told of it.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from kubernetes.aio.client import Configuration
 from kvasir_operator.api.labels import FIELD_MANAGER, selector_text
 from kvasir_operator.errors import KindNotServedError, KubeApiError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.answers import read_watch_line
-from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, ServiceKey, kind_of
+from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
 from kvasir_operator.kube.session import JSON, REQUEST_TIMEOUT_SECONDS, Session
 
 Found = TypeVar("Found")
@@ -87,10 +87,6 @@ class KubeClient:
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
                 return
-
-    def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
-        """Of a service, where that takes no request."""
-        return None
 
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None

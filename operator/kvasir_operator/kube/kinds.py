@@ -71,14 +71,18 @@ LISTED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != SECRET)
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
 
 
-class ServiceKey(NamedTuple):
-    """Names one InferenceService; the unit of work of the queue."""
+class NamespacedName(NamedTuple):
+    """Names one object of a kind."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+ServiceKey: TypeAlias = NamespacedName
+"""Names one InferenceService; the unit of work of the queue."""
 
 
 def service_key(service: Mapping[str, Any]) -> ServiceKey:
@@ -106,6 +110,17 @@ def object_key(obj: KubeObject) -> ObjectKey:
 
 def is_terminating(obj: KubeObject) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
+
+
+def label_of(obj: KubeObject, name: str) -> str | None:
+    """Of an object or a pod's template; None where it has none of that name."""
+    value: str | None = obj["metadata"].get("labels", {}).get(name)
+    return value
+
+
+def annotation_of(obj: KubeObject, name: str) -> str | None:
+    value: str | None = obj["metadata"].get("annotations", {}).get(name)
+    return value
 
 
 def pod_template(workload: KubeObject) -> KubeObject:

@@ -21,9 +21,10 @@ from kvasir_operator.kube.kinds import (
     WORKLOAD_KINDS,
     Kind,
     KubeObject,
+    NamespacedName,
     ServiceKey,
 )
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.observe.cache import InformerCache
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +80,14 @@ class Informer:
                 retry_seconds = min(2 * retry_seconds, _LONGEST_RETRY_SECONDS)
 
     async def _list(self) -> str:
-        listed: set[Name] = set()
+        listed: set[NamespacedName] = set()
         version = ""
         async with self._list_turn:
             async for page in self._client.list_pages(self._kind, self._namespace, self._labels):
                 version = page["metadata"]["resourceVersion"]
                 self._report(self._cache.begin_list(self._kind, self._namespace, int(version)))
                 for item in page.get("items") or []:
-                    listed.add(Name(item["metadata"]["namespace"], item["metadata"]["name"]))
+                    listed.add(NamespacedName(item["metadata"]["namespace"], item["metadata"]["name"]))
                     self._report(self._cache.put(self._kind, item))
         self._report(self._cache.finish_list(self._kind, self._namespace, listed, int(version)))
         self.synced.set()

@@ -5,16 +5,17 @@ the group's StatefulSet or LeaderWorkerSet. What happened before the first pass 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from kvasir_operator.api.labels import GROUP_LABEL, ROLE_LABEL
+from kvasir_operator.api.labels import ROLE_LABEL
 from kvasir_operator.groups.record import RestartRecord
-from kvasir_operator.kube.kinds import GROUP_KINDS, KubeObject, ServiceKey, object_key
+from kvasir_operator.kube.kinds import GROUP_KINDS, KubeObject, ServiceKey, label_of, object_key
 from kvasir_operator.observe.containers import all_containers
 from kvasir_operator.observe.observe import Observed
+from kvasir_operator.observe.replicas import group_of
 
 
 class RestartCounter(Collector):
@@ -52,17 +53,12 @@ class RestartCounter(Collector):
 
 def _restarts(observed: Observed) -> Iterator[tuple[str, str, int]]:
     """(uid, role, restarts so far) of whatever is restarted as one: the pods of a group are."""
-    single = [(pod, _of_containers(pod)) for pod in observed.pods if GROUP_LABEL not in _labels(pod)]
+    single = [(pod, _of_containers(pod)) for pod in observed.pods if group_of(pod) is None]
     sets = [child for child in observed.children if object_key(child).kind in GROUP_KINDS]
     groups = [(each, RestartRecord.of(each).num_restarts) for each in sets]
     for obj, num_restarts in (*single, *groups):
-        if (role := _labels(obj).get(ROLE_LABEL)) is not None:
+        if (role := label_of(obj, ROLE_LABEL)) is not None:
             yield obj["metadata"]["uid"], role, num_restarts
-
-
-def _labels(obj: KubeObject) -> Mapping[str, str]:
-    labels: Mapping[str, str] = obj["metadata"].get("labels", {})
-    return labels
 
 
 def _of_containers(pod: KubeObject) -> int:
