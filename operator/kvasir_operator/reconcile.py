@@ -22,17 +22,18 @@ from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
     INFERENCE_SERVICE,
     LEADER_WORKER_SET,
     POD_MONITOR,
     STATEFUL_SET,
     WORKLOAD_KINDS,
+    Kind,
     KubeObject,
     ObjectKey,
     ServiceKey,
     is_terminating,
+    listed_child_kinds,
     object_key,
     service_key,
 )
@@ -107,7 +108,7 @@ class Reconciler:
         self,
         client: KubeClient,
         settings: OperatorSettings,
-        features: Callable[[], ClusterFeatures],
+        kinds: Callable[[], Collection[Kind]],
         gateway: GatewayObserver,
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
@@ -118,12 +119,12 @@ class Reconciler:
         restarts: RestartCounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`do_changes_wait` says whether specs of other services than this wait to be applied; `ledger` holds what was
-        decided of replicas, None where nothing ever is; `restarts` shows how often replicas were restarted; `clock`
-        gives monotonic seconds."""
+        """`kinds`: optional ones that the cluster serves. `do_changes_wait` says whether specs of other services than
+        this wait to be applied; `ledger` holds what was decided of replicas, None where nothing ever is; `restarts`
+        shows how often replicas were restarted; `clock` gives monotonic seconds."""
         self._client = client
         self._settings = settings
-        self._features = features
+        self._kinds = kinds
         self._gateway = gateway
         self._now = now
         self._clock = clock
@@ -200,16 +201,15 @@ class Reconciler:
         return _with_details(outcome) if is_left else outcome
 
     def _desired(self, obj: KubeObject) -> DesiredService:
-        features = self._features()
-        has_pod_monitors = features.serves(POD_MONITOR)
+        kinds = self._kinds()
         scaled = replicas_by_role(self._ledger.scaling_of(service_key(obj)), obj)
-        group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
+        group_kind = LEADER_WORKER_SET if LEADER_WORKER_SET in kinds else STATEFUL_SET
         service, settings = parse_service(obj), self._settings
-        return desired_service(service, settings, has_pod_monitors, scaled, group_kind)
+        return desired_service(service, settings, POD_MONITOR in kinds, scaled, group_kind)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
         key = service_key(obj)
-        observed = await observe(self._client, key, wanted, self._features().listed_child_kinds)
+        observed = await observe(self._client, key, wanted, listed_child_kinds(self._kinds()))
         self._restarts.observe(key, observed)
         downloads, cut_context = await asyncio.gather(
             self._read_downloads(observed.pods), self._contexts.shortest_cut(key, observed.pods)

@@ -86,11 +86,10 @@ class MemoryKube(KubeClient):
         grace_seconds: int | None = None,
         *,
         is_foreground: bool = False,
-    ) -> bool:
+    ) -> None:
         self._fail()
         self.writes.append(("delete in the foreground" if is_foreground else "delete", f"{kind.kind} {name}"))
         self.objects.pop((kind.kind, namespace, name), None)
-        return True
 
     async def list_pages(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None

@@ -20,7 +20,6 @@ from kvasir_operator.errors import (
     ObjectNotFoundError,
     ObjectRefusedError,
 )
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.engine_http import (
@@ -43,7 +42,7 @@ from .cluster_objects import NOW, child, deployment, member, owner, pod, pod_eve
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
-FEATURES = ClusterFeatures()
+FEATURES = frozenset()
 SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}}
 
 

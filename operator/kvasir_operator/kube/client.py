@@ -5,7 +5,7 @@ passes through `KubeClient._about`, where `ClientHooks.on_request` is told of it
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -158,8 +158,8 @@ class KubeClient:
         grace_seconds: int | None = None,
         *,
         is_foreground: bool = False,
-    ) -> bool:
-        """Deletes the object while it has this UID. False where another has the name by now, which is no error.
+    ) -> None:
+        """Deletes the object while it has this UID. That it is gone, or another has the name by now, is no error.
 
         `grace_seconds`: of a pod; 0 does not wait for its node, None leaves what its spec says. `is_foreground`: it is
         there until all that it owns has gone.
@@ -168,14 +168,9 @@ class KubeClient:
         body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": policy}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        try:
-            call = partial(self._session.send, "DELETE", _path(kind, namespace, name), body=body)
+        call = partial(self._session.send, "DELETE", _path(kind, namespace, name), body=body)
+        with suppress(ObjectNotFoundError, ObjectConflictError):
             await self._write("delete", kind, namespace, name, call)
-        except ObjectNotFoundError:
-            return True
-        except ObjectConflictError:
-            return False
-        return True
 
     async def _change(
         self,

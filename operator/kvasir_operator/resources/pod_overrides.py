@@ -1,6 +1,6 @@
 """The manifest's `pod` group, merged into a role's pods: where they may run, their environment, labels and files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kvasir_operator.api import labels
@@ -41,6 +41,10 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
         "imagePullSecrets": _pull_secrets(settings.image_pull_secret, pod),
     }
     return {key: value for key, value in keys.items() if value}
+
+
+def container_ports(ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def container_env(
