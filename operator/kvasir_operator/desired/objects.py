@@ -5,7 +5,9 @@ are not among them: they stay as they were made until rollout/ lets them go, and
 again without the spec of theirs.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +21,6 @@ from kvasir_operator.api.labels import (
     workload_name,
 )
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
 from kvasir_operator.groups.group import WantedGroup
@@ -35,7 +36,7 @@ from kvasir_operator.kube.kinds import (
     object_key,
     pod_template,
 )
-from kvasir_operator.resources.engine_deployment import engine_deployment
+from kvasir_operator.resources.engine_deployment import engine_deployment, engine_pod_template
 from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
@@ -52,6 +53,7 @@ from kvasir_operator.resources.services import engine_service, rendezvous_servic
 from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
+_REVISION_LENGTH: Final = 10  # hex digits
 _GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
 
 
@@ -160,6 +162,18 @@ def desired_service(
         tuple(_shared(service, roles, settings, with_pod_monitors)),
         group_kind,
     )
+
+
+def revision_of(service: InferenceService, roles: Iterable[EngineRole], settings: OperatorSettings) -> str:
+    """A short name for everything that shapes a service's engine pods, of all roles, which so share one revision.
+
+    Pods of different revisions never exchange KV blocks, so what changes a pod must change it, and what only changes
+    how many there are, or the router, must not: a new revision restarts every engine. It is taken from the pods'
+    templates themselves, so an image or a rule of the operator's own counts like a field of the manifest.
+    """
+    templates = {role.name: engine_pod_template(service, role, settings) for role in roles}
+    text = json.dumps(templates, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_LENGTH]
 
 
 def children_of_former(service: InferenceService, workload: KubeObject) -> list[Manifest]:
