@@ -5,6 +5,7 @@ reported from its first end on.
 """
 
 import json
+from collections.abc import Iterable
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import OWN_CONTAINERS
@@ -38,6 +39,11 @@ def all_containers(pod: KubeObject) -> list[KubeObject]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
+def num_restarts(containers: Iterable[KubeObject]) -> int:
+    """`containers`: statuses."""
+    return sum(each.get("restartCount", 0) for each in containers)
+
+
 def is_sidecar(pod: KubeObject, name: str) -> bool:
     """Whether the init container runs beside the others as long as the pod does."""
     inits = pod.get("spec", {}).get("initContainers", [])
@@ -56,7 +62,7 @@ def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:
     num_restarts, end = container.get("restartCount", 0), last_end(container)
     if cause == "CrashLoopBackOff" or num_restarts >= _ENDS_OF_A_LOOP:
         return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {end}"
-    if _has_failed(container):
+    if _ended(container).get("exitCode"):
         return Reason.CONTAINER_FAILED, f"container {name} {end}"
     return None
 
@@ -67,10 +73,6 @@ def _ended(container: KubeObject) -> KubeObject:
         container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     )
     return ended
-
-
-def _has_failed(container: KubeObject) -> bool:
-    return bool(_ended(container).get("exitCode", 0))
 
 
 def last_end(container: KubeObject) -> str:

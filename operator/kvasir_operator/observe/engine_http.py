@@ -17,7 +17,7 @@ import aiohttp
 
 from kvasir_operator.api.labels import ENGINE_HTTP_PORT, ENGINE_ROLES, ROLE_LABEL
 from kvasir_operator.kube.kinds import KubeObject, ServiceKey, label_of
-from kvasir_operator.observe.containers import own_containers
+from kvasir_operator.observe.containers import num_restarts, own_containers
 from kvasir_operator.observe.model_loader import DownloadProgress, is_downloading
 from kvasir_operator.observe.pod_events import some_of_each_role
 from kvasir_operator.observe.replicas import EngineContext, replicas_of
@@ -108,7 +108,7 @@ def _progress(text: str) -> DownloadProgress:
 
 
 def _start_of(pod: KubeObject) -> tuple[str, int]:
-    return pod["metadata"]["uid"], sum(container.get("restartCount", 0) for container in own_containers(pod))
+    return pod["metadata"]["uid"], num_restarts(own_containers(pod))
 
 
 async def _ask_pods(

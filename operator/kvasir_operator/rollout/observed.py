@@ -37,7 +37,7 @@ from kvasir_operator.kube.kinds import (
     pod_template,
     seconds_between,
 )
-from kvasir_operator.observe.containers import own_containers
+from kvasir_operator.observe.containers import num_restarts, own_containers
 from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import Replica, replicas_of
@@ -120,7 +120,7 @@ def _observed_workload(
 ) -> ObservedWorkload:
     key = _key(objects[0])
     assert key is not None
-    pods = tuple(pod for pod in observed.pods if _belongs(pod, key))
+    pods = tuple(pod for pod in observed.pods if (label_of(pod, ROLE_LABEL), label_of(pod, REVISION_LABEL)) == key)
     replicas = replicas_of(pods)
     active = [each for each in replicas if each.is_active]
     waits = {
@@ -211,10 +211,6 @@ def _service_name(workload: KubeObject) -> str:
     return workload_name(own_labels[SERVICE_LABEL], own_labels[ROLE_LABEL], own_labels[REVISION_LABEL])
 
 
-def _belongs(pod: KubeObject, key: WorkloadKey) -> bool:
-    return (label_of(pod, ROLE_LABEL), label_of(pod, REVISION_LABEL)) == key
-
-
 def _weight(service: KubeObject) -> int | None:
     """By its annotation, or by its label where somebody took that away."""
     for text in (annotation_of(service, TRAFFIC_WEIGHT), label_of(service, TRAFFIC_WEIGHT)):
@@ -250,7 +246,7 @@ def _is_pod_useless(pod: KubeObject, wait: Waiting | None) -> bool:
     own = own_containers(pod)
     if any(has_been_ready(pod, each) for each in own):
         return False
-    has_run = any(each.get("restartCount") for each in own)
+    has_run = num_restarts(own) > 0
     return wait.reason in DEGRADING_REASONS or (wait.reason not in _PASSING and not has_run)
 
 
