@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from kvasir_operator.api.manifests import PlainDumper
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.desired.roles import engine_roles
@@ -30,11 +31,4 @@ def render_services(services: Sequence[InferenceService], settings: OperatorSett
         for service in services
         for feature in unsupported_features(service, has_gateway=has_gateway, roles=engine_roles(service, defaults))
     ]
-    return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Without anchors: a reader, and not every tool, follows `&id001`."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
+    return Rendered(yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))

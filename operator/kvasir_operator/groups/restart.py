@@ -14,7 +14,7 @@ What of all this a person should know, the problems at the end say.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
@@ -32,7 +32,7 @@ from kvasir_operator.kube.kinds import (
     pod_template,
     seconds_between,
 )
-from kvasir_operator.observe.containers import last_end, own_containers
+from kvasir_operator.observe.containers import last_end, last_termination, own_containers
 from kvasir_operator.observe.waiting import Waiting, has_been_ready
 from kvasir_operator.queue.back_off import BackOff
 
@@ -199,7 +199,7 @@ def _failure_of(pod: KubeObject) -> _Failure | None:
     for container in own_containers(pod):
         if _is_failed(pod, container):
             message = f"pod {pod['metadata']['name']}: container {container['name']} {last_end(container)}"
-            return _Failure(_ended_at(container), pod, message)
+            return _Failure(last_termination(container).get("finishedAt") or "", pod, message)
     return None
 
 
@@ -210,11 +210,6 @@ def _is_failed(pod: KubeObject, container: KubeObject) -> bool:
         return True
     is_back = container.get("ready") or ("running" in state and has_been_ready(pod, container))
     return bool(container.get("restartCount")) and not is_back
-
-
-def _ended_at(container: KubeObject) -> str:
-    states: list[Any] = [container.get(name, {}).get("terminated", {}) for name in ("state", "lastState")]
-    return next((each["finishedAt"] for each in states if each.get("finishedAt")), "")
 
 
 def _wait_seconds(record: RestartRecord, now: str) -> float:

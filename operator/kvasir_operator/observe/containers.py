@@ -62,12 +62,12 @@ def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:
     num_restarts, end = container.get("restartCount", 0), last_end(container)
     if cause == "CrashLoopBackOff" or num_restarts >= _ENDS_OF_A_LOOP:
         return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {end}"
-    if _ended(container).get("exitCode"):
+    if last_termination(container).get("exitCode"):
         return Reason.CONTAINER_FAILED, f"container {name} {end}"
     return None
 
 
-def _ended(container: KubeObject) -> KubeObject:
+def last_termination(container: KubeObject) -> KubeObject:
     """How it ended last; empty when it never did."""
     ended: KubeObject = (
         container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
@@ -77,7 +77,7 @@ def _ended(container: KubeObject) -> KubeObject:
 
 def last_end(container: KubeObject) -> str:
     """How it ended last, and what it said then."""
-    ended = _ended(container)
+    ended = last_termination(container)
     if not ended:
         return "ended for an unknown reason"
     end = f"ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'unknown')})"
