@@ -48,15 +48,12 @@ from kvasir_operator.observe.engine_http import (
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
-from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, named, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
-from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
 from kvasir_operator.rollout.children import needed_without_a_spec
 from kvasir_operator.rollout.observed import num_replicas, observe_workloads, revision_number
-from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.rollout.upgrades import Upgrades
 from kvasir_operator.settings import OperatorSettings
@@ -186,9 +183,16 @@ class Reconciler:
         problems = find_problems(
             wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway, decision.problems
         )
-        situation = _situation(wanted, decision.rollout, problems, gateway, observed.cut_context)
-        if wanted.is_autoscaled:
-            situation = replace(situation, scaling=self._ledger.scaling_of(key))
+        situation = Situation(
+            wanted.service.model_names[0],
+            problems,
+            decision.rollout,
+            wanted.blocked,
+            wanted.service.spec.suspend,
+            gateway,
+            cut_context=observed.cut_context,
+            scaling=self._ledger.scaling_of(key) if wanted.is_autoscaled else None,
+        )
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
         is_overtaken = _moves_replicas(decision.plan) and _is_seen_later(decision, applied) and not news.deletes
@@ -317,25 +321,6 @@ def _soonest(seconds: Iterable[float | None]) -> float | None:
 def _look_seconds(observed: Observed, now: str) -> float | None:
     """When what no watch shows is to be looked at again: why pods are not made, and how downloads go."""
     return _soonest((look_again_seconds(observed.pods, now), look_at_downloads_seconds(observed.pods)))
-
-
-def _situation(
-    wanted: DesiredService,
-    rollout: RolloutPlan,
-    problems: list[Waiting],
-    gateway: GatewayState | None,
-    cut_context: EngineContext | None,
-) -> Situation:
-    service = wanted.service
-    return Situation(
-        service.model_names[0],
-        problems,
-        rollout,
-        wanted.blocked,
-        service.spec.suspend,
-        gateway,
-        cut_context=cut_context,
-    )
 
 
 def _not_ours(plan: Plan) -> frozenset[ObjectKey]:

@@ -16,8 +16,6 @@ from kvasir_operator.api.labels import (
     REVISION_NUMBER,
     ROLE_LABEL,
     engine_name,
-    group_name,
-    leader_worker_set_name,
     workload_name,
 )
 from kvasir_operator.api.model import InferenceService
@@ -27,7 +25,6 @@ from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     GROUP_KINDS,
-    LEADER_WORKER_SET,
     SERVICE,
     STATEFUL_SET,
     Kind,
@@ -37,7 +34,7 @@ from kvasir_operator.kube.kinds import (
     pod_template,
 )
 from kvasir_operator.resources.engine_deployment import engine_deployment, engine_pod_template
-from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
+from kvasir_operator.resources.engine_group import GROUP_NAMES, engine_group
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 from kvasir_operator.resources.pod_monitor import pod_monitor
@@ -54,7 +51,6 @@ from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
 _REVISION_LENGTH: Final = 10  # hex digits
-_GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class DesiredService:
         name = workload_name(self.service.name, role.name, self.revision)
         if not role.is_grouped:
             return [ObjectKey(SERVICE, name), ObjectKey(DEPLOYMENT, name)]
-        name_of = group_name if self.group_kind == STATEFUL_SET else leader_worker_set_name
+        name_of = GROUP_NAMES[self.group_kind]
         groups = (name_of(self.service.name, role.name, self.revision, index) for index in range(role.replicas))
         return [ObjectKey(SERVICE, name), *(ObjectKey(self.group_kind, group) for group in groups)]
 
@@ -221,10 +217,8 @@ def _workloads(
 ) -> list[Manifest]:
     """One Deployment, or an object a group."""
     if role.is_grouped:
-        workloads = [
-            _GROUP_BUILDERS[group.kind](service, role, current.name, group.index, settings, group.avoided_nodes)
-            for group in current.groups_of(role.name)
-        ]
+        groups = current.groups_of(role.name)
+        workloads = [engine_group(service, role, current.name, group, settings) for group in groups]
     else:
         workloads = [engine_deployment(service, role, current.name, current.replicas[role.name], settings)]
     return [_numbered(workload, current.number) for workload in workloads]

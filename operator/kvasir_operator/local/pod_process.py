@@ -77,7 +77,8 @@ class PodProcess:
             relay.cancel()
             results = await asyncio.gather(relay, *owned, return_exceptions=True)
             self._watchdog.release(process.pid)
-            _raise_first([result for result in results if isinstance(result, Exception)])
+            for error in (result for result in results if isinstance(result, Exception)):
+                raise error
 
     async def _start(self, command: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -118,11 +119,6 @@ class PodProcess:
 
     def _say(self, text: str) -> None:
         self._console.say(f"{self.pod.name} {text}")
-
-
-def _raise_first(errors: Sequence[Exception]) -> None:
-    if errors:
-        raise errors[0]
 
 
 async def happens_within(event: asyncio.Event, seconds: float) -> bool:
