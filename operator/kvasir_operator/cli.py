@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="show one service of a cluster on one screen", allow_abbrev=False)
     status.add_argument("service", type=_service_key, metavar="NAMESPACE/NAME", help="the service")
-    status.add_argument("--watch", action="store_true", help="show it again after each change, until interrupted")
+    status.add_argument("--watch", action="store_true", help="show it again and again, until interrupted")
     status.add_argument(
         "--kubeconfig", metavar="FILE", help="the cluster's address and credentials; default: as for run"
     )
@@ -165,10 +165,7 @@ def _flag_options(field: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
 def _settings(arguments: argparse.Namespace) -> OperatorSettings:
     path = arguments.pod_defaults
     defaults = InstallationDefaults() if path is None else read_defaults(path)
-    flags = {field.name: _frozen(getattr(arguments, field.name)) for field in _flag_fields()}
+    given = {field.name: getattr(arguments, field.name) for field in _flag_fields()}
+    flags: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in given.items()}
     gateway_secret = os.environ.get(labels.GATEWAY_SECRET_ENV)
     return OperatorSettings(**flags, defaults=defaults, gateway_secret=gateway_secret)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

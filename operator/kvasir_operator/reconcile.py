@@ -22,17 +22,18 @@ from kvasir_operator.decision import Decision, decide, next_step
 from kvasir_operator.desired.objects import DesiredService, desired_service
 from kvasir_operator.errors import OBJECT_ERRORS, ChildrenRefusedError, InvalidManifestError, KubeApiError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
     INFERENCE_SERVICE,
     LEADER_WORKER_SET,
     POD_MONITOR,
     STATEFUL_SET,
     WORKLOAD_KINDS,
+    Kind,
     KubeObject,
     ObjectKey,
     ServiceKey,
     is_terminating,
+    listed_child_kinds,
     object_key,
     service_key,
 )
@@ -47,15 +48,12 @@ from kvasir_operator.observe.engine_http import (
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS
 from kvasir_operator.observe.model_loader import look_at_downloads_seconds
-from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.observe import Observed, named, observe
 from kvasir_operator.observe.pod_events import look_again_seconds
-from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.resources.services import service_url
 from kvasir_operator.rollout.children import needed_without_a_spec
 from kvasir_operator.rollout.observed import num_replicas, observe_workloads, revision_number
-from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import ReadWork, mark_least_work, read_shrinking
 from kvasir_operator.rollout.upgrades import Upgrades
 from kvasir_operator.settings import OperatorSettings
@@ -107,7 +105,7 @@ class Reconciler:
         self,
         client: KubeClient,
         settings: OperatorSettings,
-        features: Callable[[], ClusterFeatures],
+        kinds: Callable[[], Collection[Kind]],
         gateway: GatewayObserver,
         now: Callable[[], str] = utc_now,
         read_work: ReadWork = read_work,
@@ -118,12 +116,12 @@ class Reconciler:
         restarts: RestartCounter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`do_changes_wait` says whether specs of other services than this wait to be applied; `ledger` holds what was
-        decided of replicas, None where nothing ever is; `restarts` shows how often replicas were restarted; `clock`
-        gives monotonic seconds."""
+        """`kinds`: optional ones that the cluster serves. `do_changes_wait` says whether specs of other services than
+        this wait to be applied; `ledger` holds what was decided of replicas, None where nothing ever is; `restarts`
+        shows how often replicas were restarted; `clock` gives monotonic seconds."""
         self._client = client
         self._settings = settings
-        self._features = features
+        self._kinds = kinds
         self._gateway = gateway
         self._now = now
         self._clock = clock
@@ -189,9 +187,16 @@ class Reconciler:
         problems = find_problems(
             wanted.unsupported, applied.refusals, decision.plan.blocked, settled.contested, gateway, decision.problems
         )
-        situation = _situation(wanted, decision.rollout, problems, gateway, observed.cut_context)
-        if wanted.is_autoscaled:
-            situation = replace(situation, scaling=self._ledger.scaling_of(key))
+        situation = Situation(
+            wanted.service.model_names[0],
+            problems,
+            decision.rollout,
+            wanted.blocked,
+            wanted.service.spec.suspend,
+            gateway,
+            cut_context=observed.cut_context,
+            scaling=self._ledger.scaling_of(key) if wanted.is_autoscaled else None,
+        )
         status = derive_status(obj, roles, situation, _url(wanted, obj), self._now())
         news = decision.news.without([refusal.key for refusal in applied.refusals])
         is_overtaken = _moves_replicas(decision.plan) and _is_seen_later(decision, applied) and not news.deletes
@@ -204,16 +209,15 @@ class Reconciler:
         return _with_details(outcome) if is_left else outcome
 
     def _desired(self, obj: KubeObject) -> DesiredService:
-        features = self._features()
-        has_pod_monitors = features.serves(POD_MONITOR)
+        kinds = self._kinds()
         scaled = replicas_by_role(self._ledger.scaling_of(service_key(obj)), obj)
-        group_kind = LEADER_WORKER_SET if features.serves(LEADER_WORKER_SET) else STATEFUL_SET
+        group_kind = LEADER_WORKER_SET if LEADER_WORKER_SET in kinds else STATEFUL_SET
         service, settings = parse_service(obj), self._settings
-        return desired_service(service, settings, features.server_version, has_pod_monitors, scaled, group_kind)
+        return desired_service(service, settings, POD_MONITOR in kinds, scaled, group_kind)
 
     async def _observe(self, obj: KubeObject, wanted: Collection[ObjectKey]) -> Observed:
         key = service_key(obj)
-        observed = await observe(self._client, key, wanted, self._features().listed_child_kinds)
+        observed = await observe(self._client, key, wanted, listed_child_kinds(self._kinds()))
         self._restarts.observe(key, observed)
         downloads, cut_context = await asyncio.gather(
             self._read_downloads(observed.pods), self._contexts.shortest_cut(key, observed.pods)
@@ -325,25 +329,6 @@ def _soonest(seconds: Iterable[float | None]) -> float | None:
 def _look_seconds(observed: Observed, now: str) -> float | None:
     """When what no watch shows is to be looked at again: why pods are not made, and how downloads go."""
     return _soonest((look_again_seconds(observed.pods, now), look_at_downloads_seconds(observed.pods)))
-
-
-def _situation(
-    wanted: DesiredService,
-    rollout: RolloutPlan,
-    problems: list[Waiting],
-    gateway: GatewayState | None,
-    cut_context: EngineContext | None,
-) -> Situation:
-    service = wanted.service
-    return Situation(
-        service.model_names[0],
-        problems,
-        rollout.state,
-        wanted.blocked,
-        service.spec.suspend,
-        gateway,
-        cut_context=cut_context,
-    )
 
 
 def _not_ours(plan: Plan) -> frozenset[ObjectKey]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import yaml
 
+from kvasir_operator.api.manifests import PlainDumper
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.objects import Manifest, desired_objects
+from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.desired.unsupported import unsupported_features
 from kvasir_operator.settings import OperatorSettings
@@ -22,22 +23,12 @@ class Rendered:
 
 def render_services(services: Sequence[InferenceService], settings: OperatorSettings) -> Rendered:
     """All children of all services, but for owner references, as a file has no uid, and the values of Secrets."""
-    objects = [_shown(child) for service in services for child in desired_objects(service, settings)]
+    children = [child for service in services for child in desired_objects(service, settings)]
+    objects = [{key: value for key, value in child.items() if key != "stringData"} for child in children]
     has_gateway, defaults = settings.defaults.gateway is not None, settings.defaults
     warnings = [
         f"{service.name}: {feature}"
         for service in services
         for feature in unsupported_features(service, has_gateway=has_gateway, roles=engine_roles(service, defaults))
     ]
-    return Rendered(yaml.dump_all(objects, Dumper=_PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))
-
-
-def _shown(child: Manifest) -> Manifest:
-    return {key: value for key, value in child.items() if key != "stringData"}
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Without anchors: a reader, and not every tool, follows `&id001`."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
+    return Rendered(yaml.dump_all(objects, Dumper=PlainDumper, sort_keys=False, explicit_start=True), tuple(warnings))

@@ -28,8 +28,8 @@ from kvasir_operator.handlers import Lifecycle, kopf_registry, kopf_settings
 from kvasir_operator.kube.cached import CachedClient
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
-from kvasir_operator.kube.features import ClusterFeatures, Discovery, wait_until_served
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, KubeObject
+from kvasir_operator.kube.features import Discovery, wait_until_served
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, Kind, KubeObject
 from kvasir_operator.kube.leadership import Leadership, lease_names, make_electors
 from kvasir_operator.kube.lease import LeaseTiming
 from kvasir_operator.metrics import OperatorMetrics
@@ -142,16 +142,16 @@ class Operator:
     async def _start(self) -> None:
         """Returns when this process may reconcile; a signal cancels it."""
         try:
-            features = await wait_until_served(self._client, self._namespaces)
+            kinds = await wait_until_served(self._client, self._namespaces)
             self._is_served = True
             await self._leadership.acquire()
         except KvasirOperatorError as error:
             self._failure = error
             raise
         self._metrics.set_leader(True)
-        self._start_parts(features)
+        self._start_parts(kinds)
 
-    def _start_parts(self, features: ClusterFeatures) -> None:
+    def _start_parts(self, kinds: frozenset[Kind]) -> None:
         settings, client, start = self._settings, self._client, self._parts.start
         if settings.leader_election:
             start("Lease", self._leadership.keep())  # first begun, last stopped: passes that drain must be the leader's
@@ -161,12 +161,12 @@ class Operator:
             self._cache,
             self._queue.debounce,
             partial(self._queue.add, is_urgent=True),
-            lambda: self._discovery.features,
+            lambda: self._discovery.kinds,
         )
         self._discovery = Discovery(
             client,
-            features,
-            self._informers.follow_features,
+            kinds,
+            self._informers.follow_kinds,
             partial(resync, client, self._namespaces, self._queue, settings.resync_seconds),
         )
         start("informers", self._informers.run())
@@ -182,7 +182,7 @@ class Operator:
         reconciler = Reconciler(
             client,
             settings,
-            lambda: self._discovery.features,
+            lambda: self._discovery.kinds,
             self._gateway,
             client.now,
             do_changes_wait=self._queue.has_urgent,

@@ -24,7 +24,6 @@ from kvasir_operator.apply.plan import APPLIED_HASH
 from kvasir_operator.desired.objects import desired_service
 from kvasir_operator.kube.client import ClientHooks, KubeClient
 from kvasir_operator.kube.configuration import load_configuration
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
     CHILD_KINDS,
     INFERENCE_SERVICE,
@@ -46,7 +45,7 @@ from .fake_node import NODE, bind_pod, list_pods, report_ready
 from .processes import wait_until
 
 SETTINGS = OperatorSettings()
-FEATURES = ClusterFeatures((1, 36))
+FEATURES = frozenset()
 NAME = "llama"
 Found = TypeVar("Found")
 WRITES = ("apply", "apply_status", "patch", "create", "replace", "delete")
@@ -119,7 +118,7 @@ def run_pass(
     crash_after: int | None = None,
     read_work: ReadWork = no_work,
     settings: OperatorSettings = SETTINGS,
-    features: ClusterFeatures = FEATURES,
+    features: frozenset[Kind] = FEATURES,
 ) -> Pass:
     """One pass of a new operator, which knows nothing of earlier ones."""
 
@@ -200,7 +199,7 @@ def revision_of_pod(pod: KubeObject) -> str:
 def current_revision(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:
     """As a pass would have it."""
     service = parse_service(get_service(control_plane, namespace, name))
-    return desired_service(service, SETTINGS, FEATURES.server_version).revision
+    return desired_service(service, SETTINGS).revision
 
 
 def current_engine(control_plane: ControlPlane, namespace: str, name: str = NAME) -> str:

@@ -12,8 +12,9 @@ from e2e.leader_worker_set.module import crd_file
 from jsonschema import Draft4Validator
 
 from kvasir_operator.desired.roles import engine_roles
-from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.resources.engine_group import leader_worker_set
+from kvasir_operator.groups.group import WantedGroup
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, KubeObject
+from kvasir_operator.resources.engine_group import engine_group
 
 from .conftest import LEADER_WORKER_SETS
 from .test_rendered_objects import DOWNLOADED, EVERYTHING, GROUPS, SETTINGS, SPLIT, service
@@ -52,7 +53,8 @@ def sets(spec: dict[str, Any]) -> list[KubeObject]:
     """One of each role of groups, which avoids a node."""
     longest = service("models", "a" * 63, **spec)
     grouped = [role for role in engine_roles(longest, SETTINGS.defaults) if role.is_grouped]
-    return [leader_worker_set(longest, role, "0123456789", 0, SETTINGS, ["n1"]) for role in grouped]
+    group = WantedGroup(0, ("n1",), LEADER_WORKER_SET)
+    return [engine_group(longest, role, "0123456789", group, SETTINGS) for role in grouped]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 
 from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL, ROLE_LABEL
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, KubeObject
 from kvasir_operator.observe.replicas import replicas_of
 from kvasir_operator.observe.waiting import is_ready
@@ -22,7 +21,6 @@ from .fake_node import report_failed
 from .leader_worker_controller import leader_worker_sets, look_after_sets
 from .processes import wait_until
 from .reconciling import (
-    FEATURES,
     Pass,
     conditions,
     current_revision,
@@ -40,7 +38,7 @@ from .reconciling import (
 
 PIPELINE = {"pipeline": 2}
 NEW = {"device": "cpu", "maxNumSeqs": 8}
-OFFERED = ClusterFeatures(FEATURES.server_version, frozenset({LEADER_WORKER_SET}))
+OFFERED = frozenset({LEADER_WORKER_SET})
 
 
 def reconcile(control_plane: ControlPlane, namespace: str, read_work: ReadWork = no_work) -> Pass:

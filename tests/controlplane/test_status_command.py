@@ -88,7 +88,7 @@ def test_what_somebody_may_not_see_is_said(
     command = ["status", f"{namespace}/{NAME}", "--kubeconfig", str(kubeconfig)]
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert 'cannot list resource "inferenceservices"' in error
+    assert 'cannot get resource "inferenceservices"' in error
     assert f"ask for the ClusterRole view in namespace {namespace}" in error
     grant(control_plane, namespace, account(namespace, VIEWER), [SERVICES])
     wait_until(lambda: main(command) == 0, 10, "the right to be known")

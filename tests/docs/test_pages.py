@@ -54,7 +54,7 @@ def loaded(text: str, folder: Path) -> InferenceService:
 @pytest.mark.parametrize(("page", "block"), SERVICES)
 def test_a_service_of_a_page_holds_and_asks_for_what_the_pages_make(page: str, block: str, tmp_path: Path) -> None:
     service = loaded(block, tmp_path)
-    blocking = [feature for feature in unsupported_features(service, (1, 30)) if feature.is_blocking]
+    blocking = [feature for feature in unsupported_features(service) if feature.is_blocking]
     assert service.is_behind_gateway or blocking == []
     if service.spec.resources is not None and service.spec.resources.profile is not None:
         assert service.spec.resources.profile in PROFILES

@@ -32,10 +32,8 @@ class MemoryKube(KubeClient):
         return copy.deepcopy(self.objects.get((kind.kind, namespace, name)))
 
     async def read_path(self, path: str) -> dict[str, Any]:
-        """A cluster of version 1.34 without optional kinds."""
+        """A cluster without optional kinds."""
         self._fail()
-        if path == "/version":
-            return {"major": "1", "minor": "34"}
         raise KindNotServedError("404 page not found", 404)
 
     async def create(self, obj: KubeObject) -> KubeObject:
@@ -88,11 +86,10 @@ class MemoryKube(KubeClient):
         grace_seconds: int | None = None,
         *,
         is_foreground: bool = False,
-    ) -> bool:
+    ) -> None:
         self._fail()
         self.writes.append(("delete in the foreground" if is_foreground else "delete", f"{kind.kind} {name}"))
         self.objects.pop((kind.kind, namespace, name), None)
-        return True
 
     async def list_pages(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None

@@ -9,7 +9,6 @@ import pytest
 
 from kvasir_operator.api.labels import REVISION_LABEL, ROLE_LABEL
 from kvasir_operator.kube.cached import CachedClient
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.gateway import GatewayObserver
@@ -97,7 +96,7 @@ def cost_of_a_change(*, pods: PodState, is_burst: bool) -> tuple[int, Counter[st
         return waiting[0] >= 0
 
     gateway = GatewayObserver(cluster, None, None, lambda key: None)
-    features = ClusterFeatures((1, 36))
+    features = frozenset()
     reconciler = Reconciler(
         cluster,
         OperatorSettings(),

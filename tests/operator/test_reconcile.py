@@ -21,7 +21,6 @@ from kvasir_operator.errors import (
     ObjectRefusedError,
     ServerFailedError,
 )
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, SECRET, Kind, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.engine_http import (
@@ -44,7 +43,7 @@ from .cluster_objects import NOW, child, deployment, member, owner, pod, pod_eve
 from .memory_kube import MemoryKube
 
 KEY = ServiceKey("models", "llama")
-FEATURES = ClusterFeatures((1, 36))
+FEATURES = frozenset()
 SPEC = {"model": {"source": "pvc://checkpoints/model"}, "engine": {"device": "cpu"}}
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.reconcile import Reconciler
@@ -44,7 +43,7 @@ class Cluster:
     def reconcile(self, name: str = "llama") -> dict[str, Any]:
         """The status after a pass of an operator that knows nothing of earlier ones."""
         gateway = GatewayObserver(self.kube, self.settings.defaults.gateway, None, lambda key: None)
-        features = ClusterFeatures((1, 36))
+        features = frozenset()
         reconciler = Reconciler(self.kube, self.settings, lambda: features, gateway, lambda: NOW)
         asyncio.run(reconciler.reconcile(ServiceKey("models", name)))
         status: dict[str, Any] = self.kube.objects[(INFERENCE_SERVICE.kind, "models", name)]["status"]
@@ -209,7 +208,7 @@ def test_a_service_that_is_deleted_lets_go_of_its_names(mode: str) -> None:
     cluster.apply("older", created="2026-11-20T09:00:00Z", model={"name": "big"})
     cluster.apply("llama", mode=mode, model={"name": "big"})
     gateway = GatewayObserver(cluster.kube, GATEWAY, None, woken.append)
-    reconciler = Reconciler(cluster.kube, WITH_GATEWAY, lambda: ClusterFeatures((1, 36)), gateway, lambda: NOW)
+    reconciler = Reconciler(cluster.kube, WITH_GATEWAY, lambda: frozenset(), gateway, lambda: NOW)
 
     async def body() -> None:
         await reconciler.reconcile(ServiceKey("models", "older"))

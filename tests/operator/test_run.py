@@ -9,8 +9,9 @@ import pytest
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KvasirOperatorError
+from kvasir_operator.kube.kinds import NamespacedName
 from kvasir_operator.kube.leadership import Leadership
-from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
+from kvasir_operator.kube.lease import LeaderElector, LeaseTiming
 from kvasir_operator.parts import Parts
 from kvasir_operator.queue.work_queue import WorkQueue
 from kvasir_operator.run import Operator, drain, run_operator
@@ -51,7 +52,7 @@ def test_a_signal_ends_an_operator_that_waits_for_the_api_server(
 def test_who_drains_makes_no_lease_anew() -> None:
     async def body() -> None:
         kube, timing = MemoryKube(), LeaseTiming(gone_seconds=0.0)
-        elector = LeaderElector(kube, LeaseName("system", "kvasir-operator"), "me", lambda: 0.0, timing)
+        elector = LeaderElector(kube, NamespacedName("system", "kvasir-operator"), "me", lambda: 0.0, timing)
         leadership = Leadership([elector], timing.retry_seconds)
         await leadership.acquire()
         kube.objects.clear()

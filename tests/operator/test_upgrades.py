@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 from kvasir_operator.api.labels import ROLE_LABEL, SERVICE_LABEL
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.observe.gateway import GatewayObserver
 from kvasir_operator.reconcile import Outcome, Reconciler
@@ -65,7 +64,7 @@ class Installation:
     def _started(self, image: str, max_upgrades: int | None = None) -> Reconciler:
         gateway = GatewayObserver(self.kube, None, None, lambda key: None)
         settings = OperatorSettings(runtime_image=image, max_upgrades=max_upgrades)
-        return Reconciler(self.kube, settings, lambda: ClusterFeatures((1, 36)), gateway, lambda: NOW)
+        return Reconciler(self.kube, settings, lambda: frozenset(), gateway, lambda: NOW)
 
 
 def test_one_after_the_other_is_upgraded_and_the_others_serve_on() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from kvasir_operator.api import labels
+from kvasir_operator.api.manifests import PlainDumper
 from kvasir_operator.api.model import InferenceService, ServiceSpec
 from kvasir_operator.api.rules import rules_of
 from kvasir_operator.api.schema import Schema, class_description, group_schema, validations
@@ -92,11 +93,8 @@ def _schema() -> Schema:
     }
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes small parts on one line, and equal parts out where PyYAML would write anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
+class _Dumper(PlainDumper):
+    """Writes small parts on one line."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         is_small = len(str(mapping)) <= _MAX_INLINE_LENGTH

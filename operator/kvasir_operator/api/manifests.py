@@ -44,6 +44,13 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
 
 
+class PlainDumper(yaml.SafeDumper):
+    """Without anchors: a reader, and not every tool, follows `&id001`."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
 def read_documents(path: Path) -> list[Any]:
     """The documents of a file, empty ones left out.
 

@@ -89,9 +89,9 @@ def _schema(hint: Any) -> Schema:
     if is_group(kind):
         return group_schema(kind)
     if origin is tuple:
-        return {"type": "array", **_list_limits(limits), "items": _schema(get_args(kind)[0])}
+        return {"type": "array", **_item_limits(limits, "maxItems"), "items": _schema(get_args(kind)[0])}
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return {"type": "object", **_map_limits(limits), **_values(get_args(kind)[1])}
+        return {"type": "object", **_item_limits(limits, "maxProperties"), **_values(get_args(kind)[1])}
     if origin in UNION_ORIGINS:
         return {**_NUMBER_OR_TEXT, **_scalar_limits(limits), **_only_word(get_args(kind))}
     if origin is Literal:
@@ -123,23 +123,16 @@ def _scalar_limits(limits: tuple[Any, ...]) -> Schema:
     return schema
 
 
-def _list_limits(limits: tuple[Any, ...]) -> Schema:
+def _item_limits(limits: tuple[Any, ...], most: str) -> Schema:
+    """`most`: the schema's word for the largest number of items of a list, or of a map."""
     schema: Schema = {}
     for limit in limits:
         if isinstance(limit, Items):
-            schema["maxItems"] = limit.maximum
+            schema[most] = limit.maximum
             if limit.unique:
                 schema["x-kubernetes-list-type"] = "set"
             if limit.unique_by:
                 schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [camel_case(limit.unique_by)]}
-    return schema
-
-
-def _map_limits(limits: tuple[Any, ...]) -> Schema:
-    schema: Schema = {}
-    for limit in limits:
-        if isinstance(limit, Items):
-            schema["maxProperties"] = limit.maximum
     return schema
 
 

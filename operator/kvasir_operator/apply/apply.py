@@ -33,8 +33,9 @@ from kvasir_operator.kube.kinds import (
 )
 from kvasir_operator.resources.router_secret import with_random_value
 
-# Which it drops before it looks; all other kinds of volumes have been there for long.
-_NO_IMAGE_VOLUMES = "an image volume of oci://, for which this API server needs its feature gate ImageVolume"
+# Of a volume of an image: all other kinds have been there for long. Without the gate it drops the field, then looks.
+_NOT_KNOWN = ("must specify a volume type", ".image: field not declared in schema")
+_NO_IMAGE_VOLUMES = "oci:// needs image volumes: Kubernetes 1.35, or 1.31 with the feature gate ImageVolume"
 # Kinds that may be deleted and made anew without touching a pod or a connection.
 _REPLACEABLE = (NETWORK_POLICY, POD_DISRUPTION_BUDGET, POD_MONITOR, ROLE_BINDING, SERVICE_ACCOUNT)
 
@@ -54,7 +55,7 @@ class Refusal:
 
     @property
     def message(self) -> str:
-        hint = f" ({_NO_IMAGE_VOLUMES})" if "must specify a volume type" in str(self.error) else ""
+        hint = f" ({_NO_IMAGE_VOLUMES})" if any(words in str(self.error) for words in _NOT_KNOWN) else ""
         return f"{self.key}: {self.error}{hint}"
 
 

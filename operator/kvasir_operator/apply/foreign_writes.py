@@ -28,13 +28,6 @@ _NUM_EDITS = 3
 """As many in a row are no longer a person's slips."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Learned:
-    applied_hash: str
-    expected: str | None
-    """JSON text: what we want, as the API server stores it; None where it changes nothing of that."""
-
-
 class LearnedMutations:
     """What admission makes of one service's children, by UID.
 
@@ -44,13 +37,14 @@ class LearnedMutations:
     """
 
     def __init__(self) -> None:
-        self._learned: dict[str, _Learned] = {}
+        self._learned: dict[str, tuple[str, str | None]] = {}
+        """By UID: the hash of what we want, and that as the API server stores it, as JSON; None: unchanged."""
 
     def learn(self, uid: str, desired: KubeObject, stored: KubeObject) -> None:
         """`stored` is the API server's answer to an apply, or a dry run, of `desired`."""
         is_changed = bool(find_drift(desired, stored))
         expected = json.dumps(as_stored(desired, stored)) if is_changed else None
-        self._learned[uid] = _Learned(_hash(desired), expected)
+        self._learned[uid] = _hash(desired), expected
 
     def keep(self, uids: Collection[str]) -> None:
         """Forgets children that are gone: each revision has children of its own."""
@@ -58,10 +52,10 @@ class LearnedMutations:
 
     def expected(self, uid: str, desired: KubeObject) -> KubeObject | None:
         """What the child should look like; None where nothing was learned of what we want now."""
-        learned = self._learned.get(uid)
-        if learned is None or learned.applied_hash != _hash(desired):
+        applied_hash, expected = self._learned.get(uid, ("", None))
+        if applied_hash != _hash(desired):
             return None
-        return desired if learned.expected is None else dict(json.loads(learned.expected))
+        return desired if expected is None else dict(json.loads(expected))
 
 
 def _hash(desired: KubeObject) -> str:

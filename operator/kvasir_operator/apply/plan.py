@@ -22,8 +22,10 @@ from kvasir_operator.kube.kinds import (
     WORKLOAD_KINDS,
     KubeObject,
     ObjectKey,
+    annotation_of,
     is_terminating,
     kind_of,
+    label_of,
     object_key,
 )
 
@@ -55,8 +57,7 @@ class Apply:
     @property
     def workload(self) -> tuple[str | None, str | None]:
         """Role and revision, which a workload's Service has in common with it."""
-        labels = self.obj["metadata"].get("labels", {})
-        return labels.get(ROLE_LABEL), labels.get(REVISION_LABEL)
+        return label_of(self.obj, ROLE_LABEL), label_of(self.obj, REVISION_LABEL)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
         return None  # pods hold the value that it was made with
     uid = live["metadata"]["uid"]
     wanted_hash = desired["metadata"]["annotations"][APPLIED_HASH]
-    if live["metadata"].get("annotations", {}).get(APPLIED_HASH) != wanted_hash:
+    if annotation_of(live, APPLIED_HASH) != wanted_hash:
         return Apply(desired, Cause.CHANGED, live_uid=uid)
     drift = tuple(find_drift(desired, live))
     return Apply(desired, Cause.DRIFTED, drift, live_uid=uid) if drift else None
@@ -216,7 +217,7 @@ def _plan_one(desired: KubeObject, live: KubeObject | None) -> Apply | None:
 
 def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]:
     return tuple(
-        Delete(object_key(obj), obj["metadata"]["uid"], obj["metadata"].get("labels", {}).get(REVISION_LABEL))
+        Delete(object_key(obj), obj["metadata"]["uid"], label_of(obj, REVISION_LABEL))
         for obj in unwanted
         if controller_uid(obj) == owner_uid and not is_terminating(obj)
     )
@@ -224,7 +225,7 @@ def _prune(unwanted: Iterable[KubeObject], owner_uid: str) -> tuple[Delete, ...]
 
 def _is_orphan(obj: KubeObject) -> bool:
     """Made by an operator, and nobody's since a deletion with cascade=orphan. Secrets nobody may change."""
-    is_ours = APPLIED_HASH in obj["metadata"].get("annotations", {}) and kind_of(obj) != SECRET
+    is_ours = annotation_of(obj, APPLIED_HASH) is not None and kind_of(obj) != SECRET
     return is_ours and controller_uid(obj) is None and not is_terminating(obj)
 
 
@@ -253,5 +254,4 @@ def _is_foreign(live: KubeObject, service: KubeObject) -> bool:
     if controller is not None:
         return controller != str(service["metadata"]["uid"])
     # A child that lost its owner (a cascade=orphan deletion) still has our label: adopt it.
-    label: str | None = live["metadata"].get("labels", {}).get(SERVICE_LABEL)
-    return label != str(service["metadata"]["name"])
+    return label_of(live, SERVICE_LABEL) != str(service["metadata"]["name"])

@@ -98,11 +98,16 @@ def stabilized(
 
 def limited(wanted: int, current: int, changes: Sequence[Change], behavior: ScalingBehavior, now: float) -> int:
     """As far from `current` to `wanted` as the policies of that direction let it go now."""
-    if wanted > current:
-        return min(wanted, max(current, _up_limit(current, changes, behavior.scale_up, now)))
-    if wanted < current:
-        return max(wanted, min(current, _down_limit(current, changes, behavior.scale_down, now)))
-    return current
+    is_up = wanted > current
+    rules, default = (behavior.scale_up, _UP_POLICIES) if is_up else (behavior.scale_down, _DOWN_POLICIES)
+    if wanted == current or rules.select_policy == "Disabled":
+        return current
+    reached = [_reached(current, changes, policy, now, is_up=is_up) for policy in rules.policies or default]
+    if is_up:
+        limit = min(reached) if rules.select_policy == "Min" else max(reached)
+        return min(wanted, max(current, limit))
+    limit = max(reached) if rules.select_policy == "Min" else min(reached)
+    return max(wanted, min(current, limit))
 
 
 def _window(rules: ScalingRules, default: float) -> float:
@@ -113,28 +118,8 @@ def _within(recommendations: Iterable[Recommendation], now: float, seconds: floa
     return [each.replicas for each in recommendations if each.at > now - seconds]
 
 
-def _up_limit(current: int, changes: Sequence[Change], rules: ScalingRules, now: float) -> int:
-    if rules.select_policy == "Disabled":
-        return current
-    limits = []
-    for policy in rules.policies or _UP_POLICIES:
-        begin = _replicas_at_begin(current, changes, policy, now)
-        added = policy.value if policy.type == "Pods" else math.ceil(begin * policy.value / 100)
-        limits.append(begin + added)
-    return min(limits) if rules.select_policy == "Min" else max(limits)
-
-
-def _down_limit(current: int, changes: Sequence[Change], rules: ScalingRules, now: float) -> int:
-    if rules.select_policy == "Disabled":
-        return current
-    limits = []
-    for policy in rules.policies or _DOWN_POLICIES:
-        begin = _replicas_at_begin(current, changes, policy, now)
-        left = begin - policy.value if policy.type == "Pods" else math.floor(begin * (1 - policy.value / 100))
-        limits.append(left)
-    return max(limits) if rules.select_policy == "Min" else min(limits)
-
-
-def _replicas_at_begin(current: int, changes: Sequence[Change], policy: ScalingPolicy, now: float) -> int:
-    """Of the policy's period, which ends now."""
-    return current - sum(change.delta for change in changes if change.at > now - policy.period_seconds)
+def _reached(current: int, changes: Sequence[Change], policy: ScalingPolicy, now: float, *, is_up: bool) -> int:
+    """At the end of the policy's period, which ends now, from what there was at its begin."""
+    begin = current - sum(change.delta for change in changes if change.at > now - policy.period_seconds)
+    most = policy.value if policy.type == "Pods" else math.ceil(begin * policy.value / 100)
+    return begin + most if is_up else begin - most

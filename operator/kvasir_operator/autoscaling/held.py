@@ -1,12 +1,10 @@
 """What routers hold for a service, asked of each of them: at zero that is all there is to know, and no scrape is soon
 enough. And which pods the installation's gateway has, the router of many services."""
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvasir_operator.api.defaults import GatewayDefaults
@@ -32,11 +30,7 @@ class Held:
 
 async def read_held(addresses: Iterable[str], service: str | None, port: int = ROUTER_ADMIN_PORT) -> Held | None:
     """Of all routers together that answer; None where none does. `service` None: the routers have no other."""
-
-    async def told(answer: aiohttp.ClientResponse) -> Held:
-        return held_in(await answer.text(), service)
-
-    answers = await ask_each(addresses, port, "/metrics", told, TIMEOUT_SECONDS)
+    answers = await ask_each(addresses, port, "/metrics", lambda text: held_in(text, service), TIMEOUT_SECONDS)
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
@@ -51,27 +45,10 @@ def held_in(text: str, service: str | None) -> Held:
     return Held(*(sum(sample.value for sample in own if sample.name == name) for name in (_REQUESTS, _TOKENS)))
 
 
-class GatewayPods:
-    """As one turn sees them: listed for the first service that asks alone. `gateway` None: there is none."""
-
-    def __init__(self, client: KubeClient, gateway: GatewayDefaults | None) -> None:
-        self._client = client
-        self._gateway = gateway
-        self._listing = asyncio.Lock()
-        self._found: Sequence[KubeObject] | None = None
-
-    async def list(self) -> Sequence[KubeObject]:
-        """Empty where they cannot be listed: roles that somebody else made may not let the operator see them."""
-        async with self._listing:
-            if self._found is None:
-                self._found = await self._list()
-            return self._found
-
-    async def _list(self) -> Sequence[KubeObject]:
-        if self._gateway is None:
-            return ()
-        try:
-            return await self._client.list(POD, self._gateway.namespace, dict(self._gateway.pod_labels))
-        except KubeApiError as error:
-            logger.debug("the gateway's pods cannot be listed: %s", error)
-            return ()
+async def gateway_pods(client: KubeClient, gateway: GatewayDefaults) -> Sequence[KubeObject]:
+    """Empty where they cannot be listed: roles that somebody else made may not let the operator see them."""
+    try:
+        return await client.list(POD, gateway.namespace, dict(gateway.pod_labels))
+    except KubeApiError as error:
+        logger.debug("the gateway's pods cannot be listed: %s", error)
+        return ()

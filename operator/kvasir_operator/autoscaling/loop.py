@@ -16,7 +16,7 @@ from kvasir_operator.api.conditions import ConditionType, Reason, find_condition
 from kvasir_operator.api.labels import ROLE_ROUTER, SERVICE_LABEL
 from kvasir_operator.api.model import AutoscalingSpec, InferenceService
 from kvasir_operator.api.parse import parse_service
-from kvasir_operator.autoscaling.held import GatewayPods, Held, read_held
+from kvasir_operator.autoscaling.held import Held, gateway_pods, read_held
 from kvasir_operator.autoscaling.ledger import (
     MAX_ENTRIES,
     ScalingLedger,
@@ -26,7 +26,6 @@ from kvasir_operator.autoscaling.ledger import (
 )
 from kvasir_operator.autoscaling.pods import (
     is_beginning,
-    of_role,
     pod_names,
     ready_seconds,
     seconds_ready,
@@ -42,6 +41,7 @@ from kvasir_operator.errors import InvalidManifestError, KubeApiError, Prometheu
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, KubeObject, ServiceKey, is_terminating, service_key
 from kvasir_operator.metrics import OperatorMetrics
+from kvasir_operator.observe.replicas import of_role
 from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class _Turn:
     """What the services of one turn have in common. `seconds`: between turns of all services, the shorter of the last
     two times."""
 
-    gateway: GatewayPods
+    gateway: Sequence[KubeObject]
+    """Its pods, where services are behind it."""
     reading: Reading | None
     """Of Prometheus; None: only routers are asked, and what none answers for is left as it is."""
     seconds: float
@@ -163,7 +164,9 @@ class Autoscaler:
             ahead = {role: seconds for each in scaled for role, seconds in each.startup_seconds.items()}
             reading = Reading(self._prometheus, self._settings.namespace, ahead)
         seconds = min((later - earlier for earlier, later in pairwise(self._turns_at)), default=0.0)
-        turn = _Turn(GatewayPods(self._client, self._settings.defaults.gateway), reading, seconds)
+        gateway, is_asked = self._settings.defaults.gateway, any(each.service.is_behind_gateway for each in scaled)
+        pods = await gateway_pods(self._client, gateway) if gateway is not None and is_asked else ()
+        turn = _Turn(pods, reading, seconds)
         await asyncio.gather(*(self._scale(each, turn) for each in scaled))
 
     async def _services(self) -> dict[ServiceKey, KubeObject]:
@@ -252,7 +255,7 @@ class Autoscaler:
         key, pods, is_behind_gateway = scaled.key, scaled.pods, scaled.service.is_behind_gateway
         wanted = replicas_by_role(self._ledger.scaling_of(key), scaled.obj)
         at_zero = [role for role in scaled.roles if wanted.get(role.name) == 0]
-        routers = await turn.gateway.list() if is_behind_gateway else of_role(pods, ROLE_ROUTER)
+        routers = turn.gateway if is_behind_gateway else of_role(pods, ROLE_ROUTER)
         asleep = None
         if any(_can_answer(role.name) for role in at_zero):
             asleep = await self._measure_asleep(str(key) if is_behind_gateway else None, routers)

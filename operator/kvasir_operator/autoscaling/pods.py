@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from statistics import median
 
-from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
+from kvasir_operator.api.labels import ROLE_ROUTER
 from kvasir_operator.autoscaling.situation import COLD_SECONDS
 from kvasir_operator.kube.kinds import KubeObject
-from kvasir_operator.observe.containers import own_containers
-from kvasir_operator.observe.replicas import Replica, replicas_of
+from kvasir_operator.observe.containers import num_restarts, own_containers
+from kvasir_operator.observe.replicas import Replica, of_role, replicas_of
 from kvasir_operator.observe.waiting import is_ready
 
 DEFAULT_STARTUP_SECONDS = 120.0
@@ -39,7 +39,7 @@ def startup_seconds(pods: Iterable[KubeObject], role: str) -> float:
     """From a pod's creation until it was ready: the median of those that are. A pod that was restarted in place has
     become ready again, and when it did first nothing says."""
     leaders = [each.leader for each in _replicas(pods, role) if each.is_ready]
-    firsts = [pod for pod in leaders if pod is not None and not _was_restarted(pod)]
+    firsts = [pod for pod in leaders if pod is not None and not num_restarts(own_containers(pod))]
     seconds = [_ready_at(pod) - _unix(pod["metadata"]["creationTimestamp"]) for pod in firsts]
     starts = [each for each in seconds if each <= MOST_STARTUP_SECONDS]
     return max(median(starts), LEAST_STARTUP_SECONDS) if starts else DEFAULT_STARTUP_SECONDS
@@ -51,14 +51,6 @@ def pod_names(pods: Iterable[KubeObject], role: str) -> set[str]:
 
 def _replicas(pods: Iterable[KubeObject], role: str) -> list[Replica]:
     return replicas_of(of_role(pods, role))
-
-
-def of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
-    return [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
-
-
-def _was_restarted(pod: KubeObject) -> bool:
-    return any(each.get("restartCount", 0) for each in own_containers(pod))
 
 
 def _ready_at(pod: KubeObject) -> float:

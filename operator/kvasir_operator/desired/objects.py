@@ -5,7 +5,9 @@ are not among them: they stay as they were made until rollout/ lets them go, and
 again without the spec of theirs.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,19 +16,15 @@ from kvasir_operator.api.labels import (
     REVISION_NUMBER,
     ROLE_LABEL,
     engine_name,
-    group_name,
-    leader_worker_set_name,
     workload_name,
 )
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.revision import revision_of
 from kvasir_operator.desired.roles import NOT_SCALED, EngineRole, Role, engine_roles, router_roles
 from kvasir_operator.desired.unsupported import UnsupportedFeature, blocking, unsupported_features
 from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.kube.kinds import (
     DEPLOYMENT,
     GROUP_KINDS,
-    LEADER_WORKER_SET,
     SERVICE,
     STATEFUL_SET,
     Kind,
@@ -35,8 +33,8 @@ from kvasir_operator.kube.kinds import (
     object_key,
     pod_template,
 )
-from kvasir_operator.resources.engine_deployment import engine_deployment
-from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
+from kvasir_operator.resources.engine_deployment import engine_deployment, engine_pod_template
+from kvasir_operator.resources.engine_group import GROUP_NAMES, engine_group
 from kvasir_operator.resources.network_policies import network_policies
 from kvasir_operator.resources.pod_disruption_budget import pod_disruption_budget
 from kvasir_operator.resources.pod_monitor import pod_monitor
@@ -52,7 +50,7 @@ from kvasir_operator.resources.services import engine_service, rendezvous_servic
 from kvasir_operator.settings import OperatorSettings
 
 Manifest = dict[str, Any]
-_GROUP_BUILDERS: Final = {STATEFUL_SET: engine_group, LEADER_WORKER_SET: leader_worker_set}
+_REVISION_LENGTH: Final = 10  # hex digits
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class DesiredService:
         name = workload_name(self.service.name, role.name, self.revision)
         if not role.is_grouped:
             return [ObjectKey(SERVICE, name), ObjectKey(DEPLOYMENT, name)]
-        name_of = group_name if self.group_kind == STATEFUL_SET else leader_worker_set_name
+        name_of = GROUP_NAMES[self.group_kind]
         groups = (name_of(self.service.name, role.name, self.revision, index) for index in range(role.replicas))
         return [ObjectKey(SERVICE, name), *(ObjectKey(self.group_kind, group) for group in groups)]
 
@@ -134,14 +132,12 @@ class DesiredService:
 def desired_service(
     service: InferenceService,
     settings: OperatorSettings,
-    server_version: tuple[int, int] | None = None,
     with_pod_monitors: bool = False,
     scaled: Mapping[str, int] = NOT_SCALED,
     group_kind: Kind = STATEFUL_SET,
 ) -> DesiredService:
-    """`scaled`: replicas decided for autoscaled roles, by name. `group_kind`: the best that the cluster serves.
-
-    `server_version` (major, minor) and `with_pod_monitors`, whether the kind is served, are the cluster's.
+    """`scaled`: replicas decided for autoscaled roles, by name. `with_pod_monitors`: the cluster serves the kind.
+    `group_kind`: the best that it serves.
 
     Raises InvalidManifestError for what does not fit the installation's profiles.
     """
@@ -154,7 +150,6 @@ def desired_service(
         tuple(
             unsupported_features(
                 service,
-                server_version,
                 has_gateway=settings.defaults.gateway is not None,
                 has_prometheus=settings.prometheus_url is not None,
                 roles=roles,
@@ -163,6 +158,18 @@ def desired_service(
         tuple(_shared(service, roles, settings, with_pod_monitors)),
         group_kind,
     )
+
+
+def revision_of(service: InferenceService, roles: Iterable[EngineRole], settings: OperatorSettings) -> str:
+    """A short name for everything that shapes a service's engine pods, of all roles, which so share one revision.
+
+    Pods of different revisions never exchange KV blocks, so what changes a pod must change it, and what only changes
+    how many there are, or the router, must not: a new revision restarts every engine. It is taken from the pods'
+    templates themselves, so an image or a rule of the operator's own counts like a field of the manifest.
+    """
+    templates = {role.name: engine_pod_template(service, role, settings) for role in roles}
+    text = json.dumps(templates, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_LENGTH]
 
 
 def children_of_former(service: InferenceService, workload: KubeObject) -> list[Manifest]:
@@ -210,10 +217,8 @@ def _workloads(
 ) -> list[Manifest]:
     """One Deployment, or an object a group."""
     if role.is_grouped:
-        workloads = [
-            _GROUP_BUILDERS[group.kind](service, role, current.name, group.index, settings, group.avoided_nodes)
-            for group in current.groups_of(role.name)
-        ]
+        groups = current.groups_of(role.name)
+        workloads = [engine_group(service, role, current.name, group, settings) for group in groups]
     else:
         workloads = [engine_deployment(service, role, current.name, current.replicas[role.name], settings)]
     return [_numbered(workload, current.number) for workload in workloads]

@@ -83,6 +83,7 @@ class RouterRole:
     cpu_limit: Quantity | None
     pod: PodSpec
     name: Literal["router"] = "router"
+    is_grouped: Literal[False] = False
 
 
 Role = EngineRole | RouterRole

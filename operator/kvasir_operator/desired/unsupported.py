@@ -23,12 +23,9 @@ from kvasir_operator.api.model import (
     ServiceSpec,
 )
 from kvasir_operator.api.quantity import Quantity
-from kvasir_operator.api.source import ModelSource
 from kvasir_operator.desired.roles import EngineRole
 from kvasir_operator.resources.engine_resources import accelerator
 
-# Behind a feature gate up to 1.34: where it is off, the API server refuses the pods (`Refusal`).
-IMAGE_VOLUMES_SINCE: Final = (1, 31)
 _PARTITION_FLAG: Final = "--pipeline-layer-partition"
 # Each copy takes the next port, up to those of something else.
 _MOST_EXCHANGING_COPIES: Final = min(
@@ -57,21 +54,19 @@ class UnsupportedFeature:
 
 def unsupported_features(
     service: InferenceService,
-    server_version: tuple[int, int] | None = None,
     has_gateway: bool = False,
     has_prometheus: bool = False,
     roles: Iterable[EngineRole] = (),
 ) -> list[UnsupportedFeature]:
     """In the manifest's order; empty where all of it is acted on.
 
-    `server_version`: major and minor of the cluster; None where there is none to ask (`render`, `local`).
     `has_gateway`: whether the installation has a shared router. `has_prometheus`: whether it reads one.
     `roles`: as they would run in a cluster.
     """
     spec = service.spec
     return [
-        *_model(spec.model, spec.engine, server_version),
-        *_engine(spec.engine, server_version),
+        *_model(spec.model, spec.engine),
+        *_engine(spec.engine),
         *(feature for role in roles for feature in (*_accelerator(role), *_unknown_flags(role))),
         *_kv_transfer(spec),
         *(() if has_prometheus else _scaling(spec)),
@@ -88,10 +83,7 @@ def _blocking(path: str, message: str) -> UnsupportedFeature:
     return UnsupportedFeature(path, f"{message}; no engine is started", is_blocking=True)
 
 
-def _model(
-    model: ModelSpec, engine: EngineSpec, server_version: tuple[int, int] | None
-) -> Iterator[UnsupportedFeature]:
-    yield from _source(model.source, "spec.model.source", server_version)
+def _model(model: ModelSpec, engine: EngineSpec) -> Iterator[UnsupportedFeature]:
     draft = None if engine.speculative is None else engine.speculative.model
     if model.source.is_downloaded or (draft is not None and draft.is_downloaded):
         return
@@ -99,12 +91,6 @@ def _model(
         yield UnsupportedFeature("spec.model.secretRef", _NOTHING_DOWNLOADED)
     if model.cache is not None:
         yield UnsupportedFeature("spec.model.cache", _NOTHING_DOWNLOADED)
-
-
-def _source(source: ModelSource, path: str, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
-    if source.scheme == "oci" and server_version is not None and server_version < IMAGE_VOLUMES_SINCE:
-        needed, seen = (".".join(map(str, version)) for version in (IMAGE_VOLUMES_SINCE, server_version))
-        yield _blocking(path, f"oci:// needs image volumes, so Kubernetes {needed}, and this is {seen}: write pvc://")
 
 
 def _unknown_flags(role: EngineRole) -> Iterator[UnsupportedFeature]:
@@ -117,7 +103,7 @@ def _unknown_flags(role: EngineRole) -> Iterator[UnsupportedFeature]:
             yield UnsupportedFeature(f"{owner}.engine.args", message)
 
 
-def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Iterator[UnsupportedFeature]:
+def _engine(engine: EngineSpec) -> Iterator[UnsupportedFeature]:
     cache = engine.kv_cache
     if engine.quantization not in ("auto", "none"):
         yield _blocking(
@@ -132,8 +118,6 @@ def _engine(engine: EngineSpec, server_version: tuple[int, int] | None) -> Itera
         yield UnsupportedFeature("spec.engine.kvCache.hostMemory", "there is no host tier yet: KV stays on the device")
     if cache.disk is not None:
         yield UnsupportedFeature("spec.engine.kvCache.disk", "there is no disk tier yet: KV stays on the device")
-    if engine.speculative is not None and engine.speculative.model is not None:
-        yield from _source(engine.speculative.model, "spec.engine.speculative.model", server_version)
     if engine.adapters is not None:
         yield UnsupportedFeature("spec.engine.adapters", "LoRA is not supported yet: only the base model is served")
 

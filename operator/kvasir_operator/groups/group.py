@@ -7,7 +7,15 @@ from itertools import count
 
 from kvasir_operator.api.labels import GROUP_SIZE, group_index
 from kvasir_operator.groups.record import RestartRecord
-from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind, KubeObject, is_terminating, kind_of
+from kvasir_operator.kube.kinds import (
+    LEADER_WORKER_SET,
+    STATEFUL_SET,
+    Kind,
+    KubeObject,
+    annotation_of,
+    is_terminating,
+    kind_of,
+)
 from kvasir_operator.observe.replicas import Replica, group_of
 from kvasir_operator.observe.waiting import is_unschedulable
 
@@ -59,8 +67,7 @@ class Group:
         """`spec.replicas` of its object while it runs: a StatefulSet's pods, and the one group of a LeaderWorkerSet."""
         if self.is_leader_worker_set:
             return 1
-        annotations = self.obj["metadata"].get("annotations", {})
-        return int(annotations.get(GROUP_SIZE) or self.obj["spec"].get("replicas", 1))
+        return int(annotation_of(self.obj, GROUP_SIZE) or self.obj["spec"].get("replicas", 1))
 
     @property
     def is_leader_worker_set(self) -> bool:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any, Final, Self
 
 from kvasir_operator.api.labels import GROUP
-from kvasir_operator.kube.kinds import KubeObject, seconds_between
+from kvasir_operator.kube.kinds import KubeObject, annotation_of, seconds_between
 
 RESTARTS: Final = f"{GROUP}/group-restarts"
 FORGET_SECONDS: Final = 3600.0
@@ -37,7 +37,7 @@ class RestartRecord:
     @classmethod
     def of(cls, obj: KubeObject) -> Self:
         """Empty where there is none, or one that somebody has edited beyond recognition."""
-        text = obj["metadata"].get("annotations", {}).get(RESTARTS)
+        text = annotation_of(obj, RESTARTS)
         try:
             return cls() if text is None else cls._read(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError):

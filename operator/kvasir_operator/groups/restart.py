@@ -14,7 +14,7 @@ What of all this a person should know, the problems at the end say.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import LEADER_WORKER_SET_LABEL
@@ -25,12 +25,14 @@ from kvasir_operator.kube.kinds import (
     LEADER_WORKER_SET,
     Kind,
     KubeObject,
+    annotation_of,
     is_terminating,
+    label_of,
     object_key,
     pod_template,
     seconds_between,
 )
-from kvasir_operator.observe.containers import last_end, own_containers
+from kvasir_operator.observe.containers import last_end, last_termination, own_containers
 from kvasir_operator.observe.waiting import Waiting, has_been_ready
 from kvasir_operator.queue.back_off import BackOff
 
@@ -102,9 +104,9 @@ def _is_restart_asked_for(group: Group) -> bool:
     """A StatefulSet that makes no pod anew by itself has been given another template than that of its pods."""
     if group.is_leader_worker_set:
         return False
-    at = pod_template(group.obj)["metadata"].get("annotations", {}).get(RESTARTED_AT)
+    at = annotation_of(pod_template(group.obj), RESTARTED_AT)
     pods = group.replica.active_pods
-    return at is not None and any(pod["metadata"].get("annotations", {}).get(RESTARTED_AT) != at for pod in pods)
+    return at is not None and any(annotation_of(pod, RESTARTED_AT) != at for pod in pods)
 
 
 def restart_gracefully(group: Group) -> RestartDecision:
@@ -197,7 +199,7 @@ def _failure_of(pod: KubeObject) -> _Failure | None:
     for container in own_containers(pod):
         if _is_failed(pod, container):
             message = f"pod {pod['metadata']['name']}: container {container['name']} {last_end(container)}"
-            return _Failure(_ended_at(container), pod, message)
+            return _Failure(last_termination(container).get("finishedAt") or "", pod, message)
     return None
 
 
@@ -208,11 +210,6 @@ def _is_failed(pod: KubeObject, container: KubeObject) -> bool:
         return True
     is_back = container.get("ready") or ("running" in state and has_been_ready(pod, container))
     return bool(container.get("restartCount")) and not is_back
-
-
-def _ended_at(container: KubeObject) -> str:
-    states: list[Any] = [container.get(name, {}).get("terminated", {}) for name in ("state", "lastState")]
-    return next((each["finishedAt"] for each in states if each.get("finishedAt")), "")
 
 
 def _wait_seconds(record: RestartRecord, now: str) -> float:
@@ -252,7 +249,7 @@ def why_group_fails(group: Group, now: str) -> Waiting | None:
 
 def removed_sets(pods: Iterable[KubeObject], group_kind: Kind) -> list[Waiting]:
     """Pods of LeaderWorkerSets where the cluster has none any more. `group_kind`: what it has for groups."""
-    names = {pod["metadata"].get("labels", {}).get(LEADER_WORKER_SET_LABEL) for pod in pods} - {None}
+    names = {name for pod in pods if (name := label_of(pod, LEADER_WORKER_SET_LABEL)) is not None}
     if group_kind == LEADER_WORKER_SET or not names:
         return []
     gone = ", ".join(sorted(names))

@@ -1,6 +1,6 @@
 """A client that answers for services, their children and pods from what watches have shown, and what it wrote."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from kubernetes.aio.client import Configuration
 
@@ -13,9 +13,10 @@ from kvasir_operator.kube.kinds import (
     POD,
     Kind,
     KubeObject,
+    NamespacedName,
     ServiceKey,
 )
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.observe.cache import InformerCache
 
 
 class CachedClient(KubeClient):
@@ -33,9 +34,6 @@ class CachedClient(KubeClient):
             found = await super().list(kind, namespace, fields=f"metadata.name={name}")
         return found[0] if found else None
 
-    def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
-        return self._cache.read(kind, service)
-
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
     ) -> list[KubeObject]:
@@ -49,7 +47,7 @@ class CachedClient(KubeClient):
     async def _write(
         self, verb: str, kind: Kind, namespace: str, name: str, call: Callable[[], Awaitable[KubeObject]]
     ) -> KubeObject:
-        own = Name(namespace, name)
+        own = NamespacedName(namespace, name)
         with self._cache.writing(kind, own):
             try:
                 result = await super()._write(verb, kind, namespace, name, call)

@@ -4,8 +4,8 @@ Objects go in and come out as plain dicts; transport errors leave as this packag
 passes through `KubeClient._about`, where `ClientHooks.on_request` is told of it.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -16,7 +16,7 @@ from kubernetes.aio.client import Configuration
 from kvasir_operator.api.labels import FIELD_MANAGER, selector_text
 from kvasir_operator.errors import KindNotServedError, KubeApiError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.answers import read_watch_line
-from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, ServiceKey, kind_of
+from kvasir_operator.kube.kinds import OPTIONAL_KINDS, Kind, KubeObject, kind_of
 from kvasir_operator.kube.session import JSON, REQUEST_TIMEOUT_SECONDS, Session
 
 Found = TypeVar("Found")
@@ -72,7 +72,7 @@ class KubeClient:
             return None
 
     async def read_path(self, path: str) -> dict[str, Any]:
-        """What the API server says of itself: its version, or the kinds of an API group."""
+        """What the API server says of itself, such as the kinds of an API group."""
         return await self._session.send("GET", path)
 
     async def list_pages(
@@ -94,10 +94,6 @@ class KubeClient:
             if not query["continue"]:
                 return
 
-    def known(self, kind: Kind, service: ServiceKey) -> Sequence[KubeObject] | None:
-        """Of a service, where that takes no request."""
-        return None
-
     async def list(
         self, kind: Kind, namespace: str | None, labels: LabelSelector | None = None, fields: str | None = None
     ) -> list[KubeObject]:
@@ -105,24 +101,18 @@ class KubeClient:
         return [item async for page in pages for item in page.get("items") or []]
 
     async def watch(
-        self,
-        kind: Kind,
-        namespace: str | None,
-        labels: LabelSelector,
-        resource_version: str,
-        seconds: float,
-        fields: str | None = None,
+        self, kind: Kind, namespace: str | None, labels: LabelSelector, resource_version: str, seconds: float
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Events (`type`, `object`) after `resource_version`, bookmarks too, until the server ends the watch.
 
-        `fields` is a field selector. Raises WatchExpiredError when the version is too old.
+        Raises WatchExpiredError when the version is too old.
         """
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(int(seconds)),
-            **_selectors(labels, fields),
+            **_selectors(labels),
         }
         # Bookmarks come every minute at the latest: a stream that is silent for longer is dead.
         timeout = aiohttp.ClientTimeout(total=seconds + REQUEST_TIMEOUT_SECONDS, sock_read=90.0)
@@ -174,8 +164,8 @@ class KubeClient:
         grace_seconds: int | None = None,
         *,
         is_foreground: bool = False,
-    ) -> bool:
-        """Deletes the object while it has this UID. False where another has the name by now, which is no error.
+    ) -> None:
+        """Deletes the object while it has this UID. That it is gone, or another has the name by now, is no error.
 
         `grace_seconds`: of a pod; 0 does not wait for its node, None leaves what its spec says. `is_foreground`: it is
         there until all that it owns has gone.
@@ -184,14 +174,9 @@ class KubeClient:
         body: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": policy}
         if grace_seconds is not None:
             body["gracePeriodSeconds"] = grace_seconds
-        try:
-            call = partial(self._session.send, "DELETE", _path(kind, namespace, name), body=body)
+        call = partial(self._session.send, "DELETE", _path(kind, namespace, name), body=body)
+        with suppress(ObjectNotFoundError, ObjectConflictError):
             await self._write("delete", kind, namespace, name, call)
-        except ObjectNotFoundError:
-            return True
-        except ObjectConflictError:
-            return False
-        return True
 
     async def _change(
         self,
@@ -235,6 +220,6 @@ def _path_of(obj: KubeObject) -> str:
     return _path(kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
-def _selectors(labels: LabelSelector | None, fields: str | None) -> dict[str, str]:
+def _selectors(labels: LabelSelector | None, fields: str | None = None) -> dict[str, str]:
     found = {"labelSelector": selector_text(labels or {}), "fieldSelector": fields or ""}
     return {name: text for name, text in found.items() if text}

@@ -1,4 +1,4 @@
-"""What this cluster has beyond what every one has: its version, and which optional kinds it serves.
+"""What this cluster has beyond what every one has: which optional kinds it serves.
 
 Asked at the start, again before every resync, and soon after the API server did not know a kind, so a CRD that is
 installed or removed later is noticed without a restart. A kind that is absent costs one small request each time it is
@@ -10,9 +10,7 @@ because the API server is away would be started again later and later, by the ku
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from kvasir_operator.errors import (
     CrdNotInstalledError,
@@ -22,7 +20,7 @@ from kvasir_operator.errors import (
     ObjectNotFoundError,
 )
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, LISTED_CHILD_KINDS, OPTIONAL_KINDS, Kind
+from kvasir_operator.kube.kinds import INFERENCE_SERVICE, OPTIONAL_KINDS, Kind
 from kvasir_operator.queue.back_off import BackOff
 
 logger = logging.getLogger(__name__)
@@ -32,27 +30,9 @@ _BACK_OFF = BackOff(first_seconds=0.5, longest_seconds=5.0)
 _UNAUTHORIZED = 401
 
 
-@dataclass(frozen=True)
-class ClusterFeatures:
-    """`server_version` is major and minor; `kinds` are those of OPTIONAL_KINDS that the API server knows."""
-
-    server_version: tuple[int, int]
-    kinds: frozenset[Kind] = frozenset()
-
-    def serves(self, kind: Kind) -> bool:
-        return kind not in OPTIONAL_KINDS or kind in self.kinds
-
-    @property
-    def listed_child_kinds(self) -> tuple[Kind, ...]:
-        """Those that children are found in by their label."""
-        return tuple(kind for kind in LISTED_CHILD_KINDS if self.serves(kind))
-
-
-async def read_features(client: KubeClient) -> ClusterFeatures:
-    """Raises KubeApiError when the API server does not answer."""
-    version = await client.read_path("/version")
-    served = [kind for kind in OPTIONAL_KINDS if await _is_served(client, kind)]
-    return ClusterFeatures((_number(version["major"]), _number(version["minor"])), frozenset(served))
+async def read_kinds(client: KubeClient) -> frozenset[Kind]:
+    """Those of OPTIONAL_KINDS that the API server knows. Raises KubeApiError when it does not answer."""
+    return frozenset([kind for kind in OPTIONAL_KINDS if await _is_served(client, kind)])
 
 
 async def _is_served(client: KubeClient, kind: Kind) -> bool:
@@ -63,25 +43,19 @@ async def _is_served(client: KubeClient, kind: Kind) -> bool:
     return any(resource["name"] == kind.plural for resource in found["resources"])
 
 
-def _number(text: str) -> int:
-    """Some clouds report the minor version as `31+`."""
-    digits = re.match(r"\d*", text)
-    return int(digits[0]) if digits and digits[0] else 0
-
-
 class Discovery:
-    """Keeps `features` up to date, and has every service looked at again once an interval, and when they changed."""
+    """Keeps `kinds` up to date, and has every service looked at again once an interval, and when they changed."""
 
     def __init__(
         self,
         client: KubeClient,
-        features: ClusterFeatures,
+        kinds: frozenset[Kind],
         on_change: Callable[[], None],
         resync: Callable[[], Awaitable[None]],
         soon_seconds: float = SOON_SECONDS,
     ) -> None:
         """`soon_seconds`: between two looks at least, since many passes may miss the same kind at once."""
-        self.features = features
+        self.kinds = kinds
         self._client = client
         self._on_change = on_change
         self._resync = resync
@@ -97,7 +71,7 @@ class Discovery:
         while True:
             is_due = await self._wait(interval_seconds)
             try:
-                if self._take(await read_features(self._client)) or is_due:
+                if self._take(await read_kinds(self._client)) or is_due:
                     await self._resync()
             except KubeApiError as error:
                 logger.warning("discovery and resync: %s", error)
@@ -113,20 +87,20 @@ class Discovery:
         self._doubted.clear()
         return False
 
-    def _take(self, found: ClusterFeatures) -> bool:
+    def _take(self, found: frozenset[Kind]) -> bool:
         """Whether it is news."""
-        if found == self.features:
+        if found == self.kinds:
             return False
-        for kind in sorted(found.kinds ^ self.features.kinds, key=str):
-            logger.info("the cluster %s %s", "serves" if kind in found.kinds else "no longer serves", kind.kind)
-        self.features = found
+        for kind in sorted(found ^ self.kinds, key=str):
+            logger.info("the cluster %s %s", "serves" if kind in found else "no longer serves", kind.kind)
+        self.kinds = found
         self._on_change()
         return True
 
 
 async def wait_until_served(
     client: KubeClient, namespaces: Sequence[str] | None, back_off: BackOff = _BACK_OFF
-) -> ClusterFeatures:
+) -> frozenset[Kind]:
     """Tries again for as long as the API server is away, and logs each cause once, not each try.
 
     Raises CrdNotInstalledError for a missing CRD, other KubeApiErrors where waiting would not help.
@@ -134,7 +108,7 @@ async def wait_until_served(
     logged, num_failures = "", 0
     while True:
         try:
-            features = await _ask(client, namespaces)
+            kinds = await _ask(client, namespaces)
             break
         except KubeUnavailableError as error:
             if error.status == _UNAUTHORIZED:
@@ -145,13 +119,13 @@ async def wait_until_served(
         await asyncio.sleep(back_off.delay_seconds(num_failures))
     if logged:
         logger.info("the API server answers")
-    return features
+    return kinds
 
 
-async def _ask(client: KubeClient, namespaces: Sequence[str] | None) -> ClusterFeatures:
+async def _ask(client: KubeClient, namespaces: Sequence[str] | None) -> frozenset[Kind]:
     try:
         for namespace in namespaces or (None,):
             await anext(client.list_pages(INFERENCE_SERVICE, namespace))
     except ObjectNotFoundError as error:
         raise CrdNotInstalledError(f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}") from error
-    return await read_features(client)
+    return await read_kinds(client)

@@ -4,7 +4,7 @@ The table is fixed on purpose: an operator acts only on kinds that its Role name
 which of OPTIONAL_KINDS this one does, kube/features.py asks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,17 +68,28 @@ WORKLOAD_KINDS = (DEPLOYMENT, *GROUP_KINDS)
 OPTIONAL_KINDS = (LEADER_WORKER_SET, POD_MONITOR)
 # Found by label and watched. Who may list Secrets may read all of them, so a service's own is asked for by its name.
 LISTED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != SECRET)
+
+
+def listed_child_kinds(served: Collection[Kind]) -> tuple[Kind, ...]:
+    """Those that a cluster knows; `served`: of optional ones."""
+    return tuple(kind for kind in LISTED_CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in served)
+
+
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in (INFERENCE_SERVICE, *CHILD_KINDS, POD, EVENT, LEASE)}
 
 
-class ServiceKey(NamedTuple):
-    """Names one InferenceService; the unit of work of the queue."""
+class NamespacedName(NamedTuple):
+    """Names one object of a kind."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+ServiceKey: TypeAlias = NamespacedName
+"""Names one InferenceService; the unit of work of the queue."""
 
 
 def service_key(service: Mapping[str, Any]) -> ServiceKey:
@@ -106,6 +117,17 @@ def object_key(obj: KubeObject) -> ObjectKey:
 
 def is_terminating(obj: KubeObject) -> bool:
     return obj["metadata"].get("deletionTimestamp") is not None
+
+
+def label_of(obj: KubeObject, name: str) -> str | None:
+    """Of an object or a pod's template; None where it has none of that name."""
+    value: str | None = obj["metadata"].get("labels", {}).get(name)
+    return value
+
+
+def annotation_of(obj: KubeObject, name: str) -> str | None:
+    value: str | None = obj["metadata"].get("annotations", {}).get(name)
+    return value
 
 
 def pod_template(workload: KubeObject) -> KubeObject:

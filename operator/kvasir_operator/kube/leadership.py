@@ -17,7 +17,8 @@ from typing import Final
 
 from kvasir_operator.errors import KvasirOperatorError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
+from kvasir_operator.kube.kinds import NamespacedName
+from kvasir_operator.kube.lease import LeaderElector, LeaseTiming
 from kvasir_operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ CLAIM_TIMING: Final = LeaseTiming(duration_seconds=90.0, renew_seconds=60.0)
 """Another release waits for this long after one that ended without a word."""
 
 
-def lease_names(settings: OperatorSettings, own_namespace: str | None) -> list[LeaseName]:
+def lease_names(settings: OperatorSettings, own_namespace: str | None) -> list[NamespacedName]:
     """In the order in which they are taken; `own_namespace` is None outside a pod.
 
     Raises KvasirOperatorError where there is no namespace for one.
@@ -45,12 +46,12 @@ def lease_names(settings: OperatorSettings, own_namespace: str | None) -> list[L
         raise KvasirOperatorError(
             "--leader-election needs a namespace for its Lease: give --lease-namespace (this is not a pod)"
         )
-    leases = [LeaseName(namespace, OWN_LEASE) for namespace in own]
-    return leases if settings.namespace else [*leases, LeaseName(settings.cluster_lease_namespace, CLUSTER_LEASE)]
+    leases = [NamespacedName(namespace, OWN_LEASE) for namespace in own]
+    return leases if settings.namespace else [*leases, NamespacedName(settings.cluster_lease_namespace, CLUSTER_LEASE)]
 
 
 def make_electors(
-    client: KubeClient, names: Sequence[LeaseName], identity: str, clock: Callable[[], float], timing: LeaseTiming
+    client: KubeClient, names: Sequence[NamespacedName], identity: str, clock: Callable[[], float], timing: LeaseTiming
 ) -> list[LeaderElector]:
     """For `names` as lease_names gives them. `identity` is this process's; `timing` is that of all but the claim."""
     own = [LeaderElector(client, each, identity, clock, timing) for each in names if each.name != CLUSTER_LEASE]
@@ -70,7 +71,7 @@ class Leadership:
     def __init__(self, electors: Sequence[LeaderElector], retry_seconds: float) -> None:
         self._electors = electors
         self._retry_seconds = retry_seconds
-        self._reported: tuple[LeaseName, str | None] | None = None
+        self._reported: tuple[NamespacedName, str | None] | None = None
 
     async def acquire(self) -> None:
         """Returns once all Leases are held; waits for as long as another one holds any."""

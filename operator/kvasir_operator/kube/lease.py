@@ -16,21 +16,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvasir_operator.errors import KubeApiError, LeadershipLostError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import LEASE, KubeObject
+from kvasir_operator.kube.kinds import LEASE, KubeObject, NamespacedName
 
 logger = logging.getLogger(__name__)
-
-
-class LeaseName(NamedTuple):
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class LeaderElector:
     def __init__(
         self,
         client: KubeClient,
-        lease: LeaseName,
+        lease: NamespacedName,
         identity: str,
         clock: Callable[[], float],
         timing: LeaseTiming,

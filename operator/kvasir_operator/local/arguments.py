@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -67,39 +67,35 @@ def local_arguments(
 ) -> Iterator[str]:
     """`variables` are the container's own, which `$(NAME)` stands for."""
     place = seat.place
+    # By the cluster's value: a flag with another one, several of them, or none.
+    own: Mapping[str, Callable[[str], Iterable[str]]] = {
+        "--host": lambda _: ("--host", place.host),
+        "--port": lambda _: ("--port", str(place.listeners["http"].port)),
+        "--device": lambda _: ("--device", device),
+        MASTER_ADDRESS_FLAG: lambda _: (MASTER_ADDRESS_FLAG, seat.leader.host),
+        MASTER_PORT_FLAG: lambda _: (MASTER_PORT_FLAG, str(seat.leader.listeners["rendezvous"].port)),
+        "--admin-port": lambda _: _admin_flags(place.listeners["admin"]),
+        "--endpoints-service": lambda _: (text for role, url in engines.urls for text in (_ENDPOINT_FLAGS[role], url)),
+        KV_EVENTS_PORTS_FLAG: lambda _: (
+            text for ports in engines.kv_events_ports for text in (KV_EVENTS_PORTS_FLAG, ports)
+        ),
+        PEERS_FLAG: lambda _: (),  # a name in a cluster's DNS
+        SHUTDOWN_DELAY_FLAG: lambda _: (),  # nothing stands in front here
+        KV_TRANSFER_PORT_FLAG: lambda _: (KV_TRANSFER_PORT_FLAG, str(engines.kv_transfer_port)),
+        SPECULATIVE_FLAG: lambda text: (SPECULATIVE_FLAG, _speculative_config(text, mounted)),
+        KV_EVENTS_FLAG: lambda text: _kv_events_flag(text, place),
+        KV_TRANSFER_FLAG: lambda text: _kv_transfer_flag(text, place),
+    }
     arguments = iter([_expanded(argument, variables) for argument in cluster_arguments])
     for argument in arguments:
-        if argument == "--host":
-            yield from (argument, _skip(arguments, place.host))
-        elif argument == "--port":
-            yield from (argument, _skip(arguments, str(place.listeners["http"].port)))
-        elif argument == "--device":
-            yield from (argument, _skip(arguments, device))
-        elif argument == MASTER_ADDRESS_FLAG:
-            yield from (argument, _skip(arguments, seat.leader.host))
-        elif argument == MASTER_PORT_FLAG:
-            yield from (argument, _skip(arguments, str(seat.leader.listeners["rendezvous"].port)))
-        elif argument == "--admin-port":
-            admin = place.listeners["admin"]
-            yield from ("--admin-host", admin.address, argument, _skip(arguments, str(admin.port)))
-        elif argument == "--endpoints-service":
-            next(arguments)
-            yield from (text for role, url in engines.urls for text in (_ENDPOINT_FLAGS[role], url))
-        elif argument == KV_EVENTS_PORTS_FLAG:
-            next(arguments)
-            yield from (text for ports in engines.kv_events_ports for text in (argument, ports))
-        elif argument in (PEERS_FLAG, SHUTDOWN_DELAY_FLAG):  # a name in a cluster's DNS; nothing stands in front here
-            next(arguments)
-        elif argument == KV_TRANSFER_PORT_FLAG:
-            yield from (argument, _skip(arguments, str(engines.kv_transfer_port)))
-        elif argument == SPECULATIVE_FLAG:
-            yield from (argument, _speculative_config(next(arguments), mounted))
-        elif argument == KV_EVENTS_FLAG:
-            yield from _kv_events_flag(next(arguments), place)
-        elif argument == KV_TRANSFER_FLAG:
-            yield from _kv_transfer_flag(next(arguments), place)
+        if argument in own:
+            yield from own[argument](next(arguments))
         else:
             yield on_this_machine(argument, mounted)
+
+
+def _admin_flags(admin: Listener) -> tuple[str, ...]:
+    return "--admin-host", admin.address, "--admin-port", str(admin.port)
 
 
 def _expanded(argument: str, variables: Mapping[str, str]) -> str:
@@ -148,9 +144,3 @@ def _kv_transfer_flag(text: str, place: Placement) -> Iterator[str]:
 
 def _zmq_endpoint(listener: Listener) -> str:
     return f"tcp://{listener.address}:{listener.port}"
-
-
-def _skip(arguments: Iterator[str], replacement: str) -> str:
-    """Drops the cluster's value of a flag for the local one."""
-    next(arguments)
-    return replacement

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from aiohttp import web
@@ -41,8 +42,8 @@ class GatewayApi:
     @asynccontextmanager
     async def serving(self, listener: Listener) -> AsyncIterator[None]:
         app = web.Application()
-        app.router.add_get(SERVICES_PATH, self._answer_services)
-        app.router.add_get(SLICES_PATH, self._answer_slices)
+        app.router.add_get(SERVICES_PATH, partial(self._answer, self._services, []))
+        app.router.add_get(SLICES_PATH, partial(self._answer, self._slices, self._slices))
         # A watch whose gateway is gone would wait on.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
@@ -52,14 +53,8 @@ class GatewayApi:
         finally:
             await runner.cleanup()
 
-    async def _answer_services(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, self._services, [])
-
-    async def _answer_slices(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, self._slices, self._slices)
-
     async def _answer(
-        self, request: web.Request, objects: list[dict[str, Any]], added: list[dict[str, Any]]
+        self, objects: list[dict[str, Any]], added: list[dict[str, Any]], request: web.Request
     ) -> web.StreamResponse:
         """`added`: those whose versions count from 1, in order."""
         if request.query.get("watch", "").lower() != "true":

@@ -6,9 +6,10 @@ A network is held by a socket for as long as the run lasts, so that two runs on 
 import errno
 import random
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 
 from kvasir_operator.errors import AddressInUseError, LocalRunError
 
@@ -21,20 +22,11 @@ _LOWEST_PORT, _HIGHEST_PORT = 10_000, 65_535
 
 
 class LoopbackNetwork:
-    """A run's own addresses; use as a context manager, leaving it gives the network back."""
+    """A run's own addresses."""
 
-    def __init__(self, prefix: str, lock: socket.socket) -> None:
+    def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._lock = lock
         self._hosts = count(1)
-
-    def __enter__(self) -> "LoopbackNetwork":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._lock.close()
 
     def next_address(self) -> str:
         """An address that no pod of any run has. Raises LocalRunError when all are given out."""
@@ -46,13 +38,16 @@ class LoopbackNetwork:
         return f"{self._prefix}.{host}"
 
 
-def reserve_network() -> LoopbackNetwork:
+@contextmanager
+def reserve_network() -> Iterator[LoopbackNetwork]:
     """The first network that no other run holds. Raises LocalRunError when there is none."""
     for number in range(_NUM_NETWORKS):
         prefix = f"{_FIRST_TWO_OCTETS}.{number}"
         lock = _bound_socket(f"{prefix}.{_LOCK_HOST}", _LOCK_PORT)
         if lock is not None:
-            return LoopbackNetwork(prefix, lock)
+            with lock:
+                yield LoopbackNetwork(prefix)
+            return
     raise LocalRunError(
         f"{_NUM_NETWORKS} runs of `kvasir-operator local` hold every network of {_FIRST_TWO_OCTETS}.0.0/16"
     )

@@ -6,13 +6,14 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
+
+import aiohttp
 
 from kvasir_operator.local.console import Console
 from kvasir_operator.local.pods import LocalPod, LocalProbe
 from kvasir_operator.local.watchdog import Watchdog, end_group
 
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
 class PodProcess:
@@ -76,7 +77,8 @@ class PodProcess:
             relay.cancel()
             results = await asyncio.gather(relay, *owned, return_exceptions=True)
             self._watchdog.release(process.pid)
-            _raise_first([result for result in results if isinstance(result, Exception)])
+            for error in (result for result in results if isinstance(result, Exception)):
+                raise error
 
     async def _start(self, command: Sequence[str], env: Mapping[str, str]) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
@@ -119,11 +121,6 @@ class PodProcess:
         self._console.say(f"{self.pod.name} {text}")
 
 
-def _raise_first(errors: Sequence[Exception]) -> None:
-    if errors:
-        raise errors[0]
-
-
 async def happens_within(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
@@ -147,24 +144,12 @@ async def _until_unhealthy(probe: LocalProbe) -> None:
 
 
 async def answers_ok(url: str) -> bool:
-    """Whether GET `url` is answered with a 2xx status within 5 s: what a pod's probes ask.
-
-    A plain socket and not an HTTP client: a status line is all that is asked for.
-    """
-    parts = urlsplit(url)
+    """Whether GET `url` is answered with a 2xx status within 5 s: what a pod's probes ask."""
     try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
-            status_line = await _status_line(parts.hostname or "", parts.port or 80, parts.path)
-    except (OSError, TimeoutError, ValueError):
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT) as session,
+            session.get(url, allow_redirects=False) as answer,
+        ):
+            return 200 <= answer.status < 300
+    except (aiohttp.ClientError, OSError, TimeoutError):
         return False
-    words = status_line.split()
-    return len(words) > 1 and words[1].startswith(b"2")
-
-
-async def _status_line(host: str, port: int, path: str) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
-        return await reader.readline()
-    finally:
-        writer.close()

@@ -140,10 +140,6 @@ def _replicas(pods: Iterable[LocalPod]) -> list[list[LocalPod]]:
     return list(found.values())
 
 
-def _leaders(pods: Iterable[LocalPod]) -> list[LocalPod]:
-    return [pod for pod in pods if pod.rank == 0]
-
-
 def _warnings(manifests: Sequence[Manifest]) -> list[str]:
     return [
         f"warning: {manifest.service.name}: {feature}"
@@ -201,7 +197,7 @@ class _Run:
         engines = {service.name: service.engines for service in self._services}
         async with api.serving(gateway.api), asyncio.TaskGroup() as group:
             for service in gateway.services:
-                for engine in _leaders(engines[service.name]):
+                for engine in (pod for pod in engines[service.name] if pod.rank == 0):
                     group.create_task(self._report_ready(api, service, engine))
             await asyncio.Event().wait()
 

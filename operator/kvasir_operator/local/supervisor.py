@@ -7,7 +7,7 @@ terminal waits for. Pods of a group start and end together: a rank is of no use 
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvasir_operator.errors import PodNeverReadyError
@@ -96,7 +96,8 @@ class ReplicaSupervisor:
     async def _run_once(self) -> _End:
         """All processes from start to end; what one of them ends with, the others follow."""
         lives = [self._life_of(pod) for pod in self.pods]
-        tasks = {asyncio.create_task(life.run(self._on_ready(life.pod))): life for life in lives}
+        on_ready = {lives[0]: self.is_ready.set}  # what the others are means nothing for the replica
+        tasks = {asyncio.create_task(life.run(on_ready.get(life, _nothing))): life for life in lives}
         stopping = asyncio.create_task(self._stop_when_asked(lives[0]))
         try:
             done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -122,9 +123,6 @@ class ReplicaSupervisor:
             policy.readiness_poll_seconds,
             policy.short_grace_seconds,
         )
-
-    def _on_ready(self, pod: LocalPod) -> Callable[[], None]:
-        return self.is_ready.set if pod is self.pods[0] else _nothing
 
     async def _stop_when_asked(self, first: PodProcess) -> None:
         """The first pod finishes its requests, for which it needs the others, which follow it."""

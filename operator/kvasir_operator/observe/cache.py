@@ -9,24 +9,24 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
 from kvasir_operator.api.labels import SERVICE_LABEL
-from kvasir_operator.kube.kinds import INFERENCE_SERVICE, POD, WORKLOAD_KINDS, Kind, KubeObject, ServiceKey
+from kvasir_operator.kube.kinds import (
+    INFERENCE_SERVICE,
+    POD,
+    WORKLOAD_KINDS,
+    Kind,
+    KubeObject,
+    NamespacedName,
+    ServiceKey,
+)
 
 _POD_FIELDS = ("nodeName", "readinessGates", "schedulingGates")
 _WORKLOAD_STATUS_FIELDS = ("observedGeneration", "replicas", "updatedReplicas")
 _WORKLOAD_CONDITIONS = ("ReplicaFailure",)
 _CONTROLLERS_ANNOTATIONS = ("deployment.kubernetes.io/revision",)
-
-
-class Name(NamedTuple):
-    """Of one object of a kind."""
-
-    namespace: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class _Listed:
 
     def __init__(self) -> None:
         self.position: int | None = None
-        self.entries: dict[Name, _Entry] = {}
-        self.of_service: defaultdict[ServiceKey, set[Name]] = defaultdict(set)
+        self.entries: dict[NamespacedName, _Entry] = {}
+        self.of_service: defaultdict[ServiceKey, set[NamespacedName]] = defaultdict(set)
 
-    def drop(self, name: Name) -> ServiceKey:
+    def drop(self, name: NamespacedName) -> ServiceKey:
         key = self.entries.pop(name).key
         self.of_service[key].discard(name)
         if not self.of_service[key]:
@@ -69,7 +69,7 @@ class InformerCache:
     def __init__(self, is_namespaced: bool = False) -> None:
         self._is_namespaced = is_namespaced
         self._listed: defaultdict[Kind, defaultdict[str | None, _Listed]] = defaultdict(lambda: defaultdict(_Listed))
-        self._writing: Counter[tuple[Kind, Name]] = Counter()
+        self._writing: Counter[tuple[Kind, NamespacedName]] = Counter()
 
     def read(self, kind: Kind, key: ServiceKey) -> list[KubeObject] | None:
         """None before the kind's first list is complete."""
@@ -108,7 +108,7 @@ class InformerCache:
             self.put(kind, obj)
 
     @contextmanager
-    def writing(self, kind: Kind, name: Name) -> Iterator[None]:
+    def writing(self, kind: Kind, name: NamespacedName) -> Iterator[None]:
         """While a write of ours awaits its answer, which the watch may overtake."""
         self._writing[kind, name] += 1
         try:
@@ -128,7 +128,7 @@ class InformerCache:
         entry = cache.entries.get(name)
         return {cache.drop(name)} if entry is not None and entry.version <= _version(obj) else set()
 
-    def remove_own(self, kind: Kind, name: Name) -> None:
+    def remove_own(self, kind: Kind, name: NamespacedName) -> None:
         """After a deletion that was accepted; where a finalizer holds the object, the watch puts it back."""
         cache = self._of(kind, name.namespace)
         if name in cache.entries:
@@ -142,7 +142,9 @@ class InformerCache:
         cache.position = None
         return {cache.drop(name) for name in list(cache.entries)}
 
-    def finish_list(self, kind: Kind, namespace: str | None, listed: Collection[Name], version: int) -> set[ServiceKey]:
+    def finish_list(
+        self, kind: Kind, namespace: str | None, listed: Collection[NamespacedName], version: int
+    ) -> set[ServiceKey]:
         """All objects of a list of this version were put: what is older and was not among them is gone."""
         cache = self._of(kind, namespace)
         gone = [name for name, entry in cache.entries.items() if entry.version <= version and name not in listed]
@@ -174,8 +176,8 @@ def _spec_of(service: KubeObject) -> Hashable:
     return metadata["uid"], metadata["generation"], "deletionTimestamp" in metadata
 
 
-def _name(obj: KubeObject) -> Name:
-    return Name(obj["metadata"]["namespace"], obj["metadata"]["name"])
+def _name(obj: KubeObject) -> NamespacedName:
+    return NamespacedName(obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def _version(obj: KubeObject) -> int:

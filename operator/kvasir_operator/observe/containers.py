@@ -5,6 +5,7 @@ reported from its first end on.
 """
 
 import json
+from collections.abc import Iterable
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import OWN_CONTAINERS
@@ -38,6 +39,11 @@ def all_containers(pod: KubeObject) -> list[KubeObject]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
+def num_restarts(containers: Iterable[KubeObject]) -> int:
+    """`containers`: statuses."""
+    return sum(each.get("restartCount", 0) for each in containers)
+
+
 def is_sidecar(pod: KubeObject, name: str) -> bool:
     """Whether the init container runs beside the others as long as the pod does."""
     inits = pod.get("spec", {}).get("initContainers", [])
@@ -56,12 +62,12 @@ def why_container_fails(container: KubeObject) -> tuple[Reason, str] | None:
     num_restarts, end = container.get("restartCount", 0), last_end(container)
     if cause == "CrashLoopBackOff" or num_restarts >= _ENDS_OF_A_LOOP:
         return Reason.CRASH_LOOPING, f"container {name} was restarted {num_restarts} times and last {end}"
-    if _has_failed(container):
+    if last_termination(container).get("exitCode"):
         return Reason.CONTAINER_FAILED, f"container {name} {end}"
     return None
 
 
-def _ended(container: KubeObject) -> KubeObject:
+def last_termination(container: KubeObject) -> KubeObject:
     """How it ended last; empty when it never did."""
     ended: KubeObject = (
         container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
@@ -71,16 +77,12 @@ def _ended(container: KubeObject) -> KubeObject:
 
 def has_ended_well(container: KubeObject) -> bool:
     """When it ended last."""
-    return _ended(container).get("exitCode") == 0
-
-
-def _has_failed(container: KubeObject) -> bool:
-    return bool(_ended(container).get("exitCode", 0))
+    return last_termination(container).get("exitCode") == 0
 
 
 def last_end(container: KubeObject) -> str:
     """How it ended last, and what it said then."""
-    ended = _ended(container)
+    ended = last_termination(container)
     if not ended:
         return "ended for an unknown reason"
     end = f"ended with exit code {ended.get('exitCode')} ({ended.get('reason', 'unknown')})"

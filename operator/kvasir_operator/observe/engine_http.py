@@ -7,16 +7,17 @@ cannot be reached, is left out.
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 
 from kvasir_operator.api.labels import ENGINE_HTTP_PORT, ENGINE_ROLES, ROLE_LABEL
-from kvasir_operator.kube.kinds import KubeObject, ServiceKey
-from kvasir_operator.observe.containers import own_containers
+from kvasir_operator.kube.kinds import KubeObject, ServiceKey, label_of
+from kvasir_operator.observe.containers import num_restarts, own_containers
 from kvasir_operator.observe.model_loader import DownloadProgress, is_downloading
 from kvasir_operator.observe.pod_events import some_of_each_role
 from kvasir_operator.observe.replicas import EngineContext, replicas_of
@@ -39,25 +40,17 @@ async def read_work(
     pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _WORK_TIMEOUT_SECONDS
 ) -> dict[str, int]:
     """Requests that each pod is answering, by pod name."""
-
-    async def told(answer: aiohttp.ClientResponse) -> int:
-        return int((await answer.json())["server_load"])
-
-    return await _ask_pods(pods, port, "/load", told, timeout_seconds, logging.WARNING)
+    return await _ask_pods(pods, port, "/load", _num_requests, timeout_seconds, logging.WARNING)
 
 
 async def read_downloads(
     pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _SHORT_TIMEOUT_SECONDS
 ) -> dict[str, DownloadProgress]:
     """Of those whose loader is running, by pod name."""
-
-    async def told(answer: aiohttp.ClientResponse) -> DownloadProgress:
-        return DownloadProgress(**await answer.json())
-
     downloading = (pod for pod in pods if is_downloading(pod) and pod["status"].get("podIP"))
     asked = some_of_each_role(downloading, _MAX_PODS_ASKED)
     # Between two loaders of a pod, and while one starts or ends, nobody listens: that is worth no warning.
-    return await _ask_pods(asked, port, "/progress", told, timeout_seconds, logging.DEBUG)
+    return await _ask_pods(asked, port, "/progress", _progress, timeout_seconds, logging.DEBUG)
 
 
 ReadContexts = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, EngineContext]]]
@@ -67,11 +60,7 @@ ReadContexts = Callable[[Iterable[KubeObject]], Awaitable[Mapping[str, EngineCon
 async def read_contexts(
     pods: Iterable[KubeObject], port: int = ENGINE_HTTP_PORT, timeout_seconds: float = _SHORT_TIMEOUT_SECONDS
 ) -> dict[str, EngineContext]:
-    async def told(answer: aiohttp.ClientResponse) -> EngineContext:
-        load: dict[str, Any] = await answer.json()
-        return EngineContext(load["max_model_len"], load.get("max_model_len_cut_from"))
-
-    return await _ask_pods(pods, port, "/load", told, timeout_seconds, logging.DEBUG)
+    return await _ask_pods(pods, port, "/load", _context, timeout_seconds, logging.DEBUG)
 
 
 class SeenContexts:
@@ -87,7 +76,7 @@ class SeenContexts:
     async def shortest_cut(self, key: ServiceKey, pods: Iterable[KubeObject]) -> EngineContext | None:
         """Of the engines that are ready; None where none is cut."""
         leaders = [each.leader for each in replicas_of(pods) if each.is_ready and each.leader is not None]
-        engines = [pod for pod in leaders if pod["metadata"].get("labels", {}).get(ROLE_LABEL) in ENGINE_ROLES]
+        engines = [pod for pod in leaders if label_of(pod, ROLE_LABEL) in ENGINE_ROLES]
         before, now = self._seen.get(key, {}), self._clock()
         seen = {start: before[start] for pod in engines if (start := _start_of(pod)) in before}
         asked = some_of_each_role(
@@ -105,15 +94,28 @@ class SeenContexts:
         self._seen.pop(key, None)
 
 
+def _num_requests(load: str) -> int:
+    return int(json.loads(load)["server_load"])
+
+
+def _context(text: str) -> EngineContext:
+    load = json.loads(text)
+    return EngineContext(load["max_model_len"], load.get("max_model_len_cut_from"))
+
+
+def _progress(text: str) -> DownloadProgress:
+    return DownloadProgress(**json.loads(text))
+
+
 def _start_of(pod: KubeObject) -> tuple[str, int]:
-    return pod["metadata"]["uid"], sum(container.get("restartCount", 0) for container in own_containers(pod))
+    return pod["metadata"]["uid"], num_restarts(own_containers(pod))
 
 
 async def _ask_pods(
     pods: Iterable[KubeObject],
     port: int,
     path: str,
-    told: Callable[[aiohttp.ClientResponse], Awaitable[Told]],
+    told: Callable[[str], Told],
     timeout_seconds: float,
     level: int,
 ) -> dict[str, Told]:
@@ -126,7 +128,7 @@ async def ask_each(
     addresses: Iterable[str],
     port: int,
     path: str,
-    told: Callable[[aiohttp.ClientResponse], Awaitable[Told]],
+    told: Callable[[str], Told],
     timeout_seconds: float,
     level: int = logging.DEBUG,
 ) -> list[Told | None]:
@@ -138,13 +140,11 @@ async def ask_each(
         return await asyncio.gather(*(_ask(session, f"http://{host}:{port}{path}", told, level) for host in hosts))
 
 
-async def _ask(
-    session: aiohttp.ClientSession, url: str, told: Callable[[aiohttp.ClientResponse], Awaitable[Told]], level: int
-) -> Told | None:
+async def _ask(session: aiohttp.ClientSession, url: str, told: Callable[[str], Told], level: int) -> Told | None:
     try:
         async with session.get(url) as answer:
             answer.raise_for_status()
-            return await told(answer)
+            return told(await answer.text())
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
         logger.log(level, "%s does not tell: %r", url, error)
         return None

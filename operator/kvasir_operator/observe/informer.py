@@ -6,14 +6,13 @@ asked for by label: a cluster's other objects are never decoded here.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeApiError, WatchExpiredError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import (
     INFERENCE_SERVICE,
     OPTIONAL_KINDS,
@@ -21,9 +20,11 @@ from kvasir_operator.kube.kinds import (
     WORKLOAD_KINDS,
     Kind,
     KubeObject,
+    NamespacedName,
     ServiceKey,
+    listed_child_kinds,
 )
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.observe.cache import InformerCache
 
 logger = logging.getLogger(__name__)
 
@@ -82,14 +83,14 @@ class Informer:
                 retry_seconds = min(2 * retry_seconds, _LONGEST_RETRY_SECONDS)
 
     async def _list(self) -> str:
-        listed: set[Name] = set()
+        listed: set[NamespacedName] = set()
         version = ""
         async with self._list_turn:
             async for page in self._client.list_pages(self._kind, self._namespace, self._labels):
                 version = page["metadata"]["resourceVersion"]
                 self._report(self._cache.begin_list(self._kind, self._namespace, int(version)))
                 for item in page.get("items") or []:
-                    listed.add(Name(item["metadata"]["namespace"], item["metadata"]["name"]))
+                    listed.add(NamespacedName(item["metadata"]["namespace"], item["metadata"]["name"]))
                     self._report(self._cache.put(self._kind, item))
         self._report(self._cache.finish_list(self._kind, self._namespace, listed, int(version)))
         self.synced.set()
@@ -145,14 +146,14 @@ class Informers:
         cache: InformerCache,
         wake: Wake,
         wake_changed: Callable[[ServiceKey], None],
-        features: Callable[[], ClusterFeatures],
+        kinds: Callable[[], Collection[Kind]],
     ) -> None:
         self._client = client
         self._namespaces: Sequence[str | None] = (None,) if namespaces is None else namespaces
         self._cache = cache
         self._wake = wake
         self._wake_changed = wake_changed
-        self._features = features
+        self._kinds = kinds
         self._list_turn = asyncio.Lock()
         self._running: dict[Kind, list[_Running]] = {}
         self._changed = asyncio.Event()
@@ -163,8 +164,8 @@ class Informers:
         needed = [each for kind, running in self._running.items() if kind not in OPTIONAL_KINDS for each in running]
         return bool(needed) and all(each.informer.synced.is_set() for each in needed)
 
-    def follow_features(self) -> None:
-        """To be called when the features have changed."""
+    def follow_kinds(self) -> None:
+        """To be called when `kinds` have changed."""
         self._changed.set()
 
     async def run(self) -> None:
@@ -176,7 +177,7 @@ class Informers:
                 await self._changed.wait()
 
     def _start_and_stop(self, group: asyncio.TaskGroup) -> None:
-        wanted = (INFERENCE_SERVICE, *self._features().listed_child_kinds, POD)  # services are listed first
+        wanted = (INFERENCE_SERVICE, *listed_child_kinds(self._kinds()), POD)  # services are listed first
         for kind in [kind for kind in self._running if kind not in wanted]:
             for each in self._running.pop(kind):
                 each.task.cancel()

@@ -12,7 +12,7 @@ from typing import Final
 from kvasir_operator.api.conditions import DOWNLOAD_FAILURES, Reason
 from kvasir_operator.api.labels import LOADERS
 from kvasir_operator.kube.kinds import KubeObject, is_terminating
-from kvasir_operator.observe.containers import why_container_fails
+from kvasir_operator.observe.containers import last_termination, why_container_fails
 
 _LAST_WORDS: Final = re.compile(r"^kvasir-runtime: error: (\w+): (.+)$", re.MULTILINE)
 _MOST_WORDS: Final = 512  # characters
@@ -90,8 +90,7 @@ def _running_loader(pod: KubeObject) -> KubeObject | None:
 
 def _named_failure(container: KubeObject) -> tuple[Reason, str] | None:
     """Of its last run that ended; None where that gave no reason of ours."""
-    state, last = container.get("state", {}), container.get("lastState", {})
-    ended = state.get("terminated") or last.get("terminated") or {}
+    ended = last_termination(container)
     found = _LAST_WORDS.findall(ended.get("message", ""))
     if not ended.get("exitCode") or not found:
         return None

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvasir_operator.kube.kinds import ServiceKey
+from kvasir_operator.kube.kinds import ServiceKey, service_key
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    version: int
     created: str
     names: tuple[str, ...]
 
@@ -26,15 +25,9 @@ class ModelNames:
         self._claimants: defaultdict[str, set[ServiceKey]] = defaultdict(set)
 
     def put(self, service: Mapping[str, Any]) -> set[ServiceKey]:
-        """A state of a service, as the API server has it; an older one than is known changes nothing."""
-        metadata = service["metadata"]
-        key = ServiceKey(metadata["namespace"], metadata["name"])
-        claim = _Claim(int(metadata["resourceVersion"]), metadata["creationTimestamp"], claimed_names(service))
-        before = self._claims.get(key)
-        if before is not None and before.version > claim.version:
-            return set()
-        if before is not None and (before.created, before.names) == (claim.created, claim.names):
-            self._claims[key] = claim
+        """A state of a service, never an older one than before."""
+        key, claim = service_key(service), _Claim(service["metadata"]["creationTimestamp"], claimed_names(service))
+        if self._claims.get(key) == claim:
             return set()
         news = self.remove(key)
         self._claims[key] = claim

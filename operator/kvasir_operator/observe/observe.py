@@ -6,7 +6,7 @@ server, and the Events of pods that cannot be understood without them (pod_event
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvasir_operator.api.labels import SERVICE_LABEL
@@ -60,8 +60,10 @@ async def observe(
 
     Raises KubeApiError when anything cannot be read: half a picture would prune and report wrongly.
     """
-    *lists, pods = await _lists(client, key, (*child_kinds, POD))
-    children = [child for listed in lists for child in listed]
+    own = {SERVICE_LABEL: key.name}
+    # One after the other: what the cache knows costs no task so, of which a pass would have one a kind.
+    children = [child for kind in child_kinds for child in await client.list(kind, key.namespace, own)]
+    pods = await client.list(POD, key.namespace, own)
     unseen = set(wanted) - {object_key(child) for child in children}
     # A Secret, a child whose label was taken off, or somebody else's object that has the name that we want.
     by_name = await named(client, key.namespace, unseen)
@@ -73,15 +75,6 @@ async def named(client: KubeClient, namespace: str, keys: Iterable[ObjectKey]) -
     """Those that are there."""
     found = await asyncio.gather(*(client.get(each.kind, namespace, each.name) for each in keys))
     return [obj for obj in found if obj is not None]
-
-
-async def _lists(client: KubeClient, key: ServiceKey, kinds: Iterable[Kind]) -> list[Sequence[KubeObject]]:
-    """Of each kind; what is known costs no task, of which a pass would have one a kind."""
-    known = {kind: client.known(kind, key) for kind in kinds}
-    unknown = [kind for kind, objects in known.items() if objects is None]
-    asked = await asyncio.gather(*(client.list(kind, key.namespace, {SERVICE_LABEL: key.name}) for kind in unknown))
-    found = dict(zip(unknown, asked, strict=True))
-    return [found[kind] if objects is None else objects for kind, objects in known.items()]
 
 
 async def _pod_events(client: KubeClient, namespace: str, pods: Iterable[KubeObject]) -> PodEvents:

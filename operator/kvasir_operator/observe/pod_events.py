@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import MODEL_CACHE, ROLE_LABEL
-from kvasir_operator.kube.kinds import KubeObject, is_terminating, seconds_between
+from kvasir_operator.kube.kinds import KubeObject, is_terminating, label_of, seconds_between
 from kvasir_operator.observe.containers import all_containers
 
 # Reported by the kubelet once volumes and network are there: a failure before that is over.
@@ -42,9 +42,9 @@ def pods_to_ask(pods: Iterable[KubeObject]) -> list[KubeObject]:
 
 
 def some_of_each_role(pods: Iterable[KubeObject], most: int) -> list[KubeObject]:
-    by_role: dict[str, list[KubeObject]] = {}
+    by_role: dict[str | None, list[KubeObject]] = {}
     for pod in pods:
-        by_role.setdefault(pod["metadata"].get("labels", {}).get(ROLE_LABEL, ""), []).append(pod)
+        by_role.setdefault(label_of(pod, ROLE_LABEL), []).append(pod)
     return [pod for alike in by_role.values() for pod in alike[:most]]
 
 

@@ -6,8 +6,8 @@ A group is ready when its rank 0 is: that one is not before all ranks have loade
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL
-from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.api.labels import GROUP_LABEL, RANK_LABEL, ROLE_LABEL
+from kvasir_operator.kube.kinds import KubeObject, is_terminating, label_of
 from kvasir_operator.observe.waiting import has_ended
 from kvasir_operator.observe.waiting import is_ready as is_pod_ready
 
@@ -22,7 +22,7 @@ class Replica:
     @property
     def leader(self) -> KubeObject | None:
         """The pod that takes requests; None where it does not exist."""
-        return next((pod for pod in self.pods if _rank(pod) == "0"), None)
+        return next((pod for pod in self.pods if label_of(pod, RANK_LABEL) in (None, "0")), None)
 
     @property
     def is_ready(self) -> bool:
@@ -65,9 +65,8 @@ def replicas_of(pods: Iterable[KubeObject]) -> list[Replica]:
 
 def group_of(pod: KubeObject) -> str | None:
     """None for a pod that is a replica by itself."""
-    group: str | None = pod["metadata"].get("labels", {}).get(GROUP_LABEL)
-    return group
+    return label_of(pod, GROUP_LABEL)
 
 
-def _rank(pod: KubeObject) -> str:
-    return str(pod["metadata"].get("labels", {}).get(RANK_LABEL, "0"))
+def of_role(pods: Iterable[KubeObject], role: str) -> list[KubeObject]:
+    return [pod for pod in pods if label_of(pod, ROLE_LABEL) == role]

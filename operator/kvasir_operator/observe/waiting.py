@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvasir_operator.api.conditions import Reason
 from kvasir_operator.api.labels import ROLE_LABEL, ROLE_ROUTER
-from kvasir_operator.kube.kinds import KubeObject, is_terminating
+from kvasir_operator.kube.kinds import KubeObject, is_terminating, label_of
 from kvasir_operator.observe.containers import (
     all_containers,
     has_ended_well,
@@ -138,7 +138,7 @@ def _starting(pod: KubeObject, download: DownloadProgress | None) -> tuple[Reaso
         return _held_back(pod)
     if any(has_been_ready(pod, container) for container in containers):
         return Reason.NOT_RESPONDING, "it was ready, and its readiness probe fails"
-    if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER:
+    if label_of(pod, ROLE_LABEL) == ROLE_ROUTER:
         return Reason.STARTING_ROUTER, "the router is starting"
     return Reason.LOADING_MODEL, "the engine is loading the model"
 

@@ -4,21 +4,9 @@ A key that is added while its pass runs gets one more pass afterwards, never two
 """
 
 import math
-from dataclasses import dataclass, replace
 
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.queue.back_off import BackOff
-
-
-@dataclass(frozen=True)
-class _Debounced:
-    """A wish that may wait for more of its kind."""
-
-    due: float
-    latest: float
-
-    def extended(self, due: float) -> "_Debounced":
-        return replace(self, due=min(max(due, self.due), self.latest))
 
 
 class KeySchedule:
@@ -31,7 +19,8 @@ class KeySchedule:
         self._due: dict[ServiceKey, float] = {}
         self._urgent: set[ServiceKey] = set()
         self._rushed: set[ServiceKey] = set()
-        self._debounced: dict[ServiceKey, _Debounced] = {}
+        self._debounced: dict[ServiceKey, tuple[float, float]] = {}
+        """When each is due that waits for more wishes of its kind, and at the latest."""
         self._running: dict[ServiceKey, float] = {}
         self._earliest: dict[ServiceKey, float] = {}
         self._num_failures: dict[ServiceKey, int] = {}
@@ -44,8 +33,8 @@ class KeySchedule:
 
     def debounce(self, key: ServiceKey, due: float, latest: float) -> None:
         """Wants a pass at `due`, or when a later wish of this kind is, but not after the first one's `latest`."""
-        before = self._debounced.get(key)
-        self._debounced[key] = _Debounced(due, latest) if before is None else before.extended(due)
+        due_before, latest = self._debounced.get(key, (due, latest))
+        self._debounced[key] = min(max(due, due_before), latest), latest
 
     def take(self, now: float) -> ServiceKey | None:
         """The key that has been due longest, urgent ones first, now marked as running; None when none is due."""
@@ -105,8 +94,8 @@ class KeySchedule:
         return self._due.keys() | self._debounced.keys()
 
     def _start(self, key: ServiceKey) -> float:
-        debounced = self._debounced.get(key)
-        due = min(self._due.get(key, math.inf), math.inf if debounced is None else debounced.due)
+        debounced, _ = self._debounced.get(key, (math.inf, math.inf))
+        due = min(self._due.get(key, math.inf), debounced)
         return max(due, self._earliest.get(key, 0.0))
 
     def _end(self, key: ServiceKey, now: float) -> None:

@@ -14,7 +14,13 @@ from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.model_loader import model_loaders
 from kvasir_operator.resources.model_volume import ModelVolume, draft_model_volume, model_volume
 from kvasir_operator.resources.parallel_ranks import rank_env, rank_ports
-from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
+from kvasir_operator.resources.pod_overrides import (
+    container_env,
+    container_ports,
+    file_volumes,
+    pod_metadata,
+    scheduling,
+)
 from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.service_accounts import engine_service_account_name
 from kvasir_operator.settings import OperatorSettings
@@ -76,12 +82,7 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
                     service, role, model.location, None if draft is None else draft.location, settings.log_format
                 ),
                 "env": container_env(service, role, settings, [*rank_env(role), *kv_transfer_env(role)]),
-                "ports": [
-                    {"name": "http", "containerPort": labels.ENGINE_HTTP_PORT, "protocol": "TCP"},
-                    *_event_ports(role),
-                    *rank_ports(role),
-                    *kv_transfer_ports(role),
-                ],
+                "ports": container_ports(_ports(role)),
                 "resources": engine_resources(role),
                 "startupProbe": http_probe("/ready", "http", _STARTUP_PERIOD_SECONDS, _STARTUP_CHECKS),
                 "readinessProbe": http_probe("/ready", "http", period_seconds=2, failure_threshold=2),
@@ -99,9 +100,9 @@ def engine_pod_template(service: InferenceService, role: EngineRole, settings: O
     return {"metadata": pod_metadata(service, role), "spec": spec}
 
 
-def _event_ports(role: EngineRole) -> list[dict[str, Any]]:
-    ports = kv_events_ports(role.parallelism.data)
-    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
+def _ports(role: EngineRole) -> dict[str, int]:
+    http = {"http": labels.ENGINE_HTTP_PORT}
+    return http | kv_events_ports(role.parallelism.data) | rank_ports(role) | kv_transfer_ports(role)
 
 
 def _volumes_and_mounts(

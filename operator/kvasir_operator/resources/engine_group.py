@@ -12,7 +12,8 @@ from typing import Any, Final
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import EngineRole
-from kvasir_operator.kube.kinds import LEADER_WORKER_SET
+from kvasir_operator.groups.group import WantedGroup
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.resources.metadata import metadata
 from kvasir_operator.resources.parallel_ranks import with_master_address
@@ -27,25 +28,35 @@ _QUEUE: Final = "kueue.x-k8s.io/queue-name"
 _VOLCANO: Final = "volcano"
 # A variable of each container: the leader's name in DNS, which is there before it is ready.
 _LEADER_ADDRESS: Final = "$(LWS_LEADER_ADDRESS)"
+# What an object of a group is called, by its kind.
+GROUP_NAMES: Final = {STATEFUL_SET: labels.group_name, LEADER_WORKER_SET: labels.leader_worker_set_name}
 
 
 def engine_group(
-    service: InferenceService,
-    role: EngineRole,
-    revision: str,
-    index: int,
-    settings: OperatorSettings,
-    avoided_nodes: Sequence[str] = (),
+    service: InferenceService, role: EngineRole, revision: str, group: WantedGroup, settings: OperatorSettings
 ) -> dict[str, Any]:
-    """`index` tells a revision's groups apart. `avoided_nodes` are taken only where no other node has room."""
-    name = labels.group_name(service.name, role.name, revision, index)
-    own_labels = _group_labels(name, revision)
-    template = _group_template(service, role, own_labels, settings, avoided_nodes)
+    """Its `avoided_nodes` are taken only where no other node has room.
+
+    Others make the pods of a LeaderWorkerSet anew, so there they change with a restart only.
+    """
+    name = GROUP_NAMES[group.kind](service.name, role.name, revision, group.index)
+    own_labels = {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
+    template = engine_pod_template(service, role, settings)
+    template["metadata"]["labels"] |= own_labels
+    if group.avoided_nodes:
+        template["spec"]["affinity"] = _avoiding(template["spec"].get("affinity", {}), group.avoided_nodes)
+    make = _leader_worker_set if group.kind == LEADER_WORKER_SET else _stateful_set
+    return make(service, role, name, own_labels, template)
+
+
+def _stateful_set(
+    service: InferenceService, role: EngineRole, name: str, own_labels: dict[str, str], template: dict[str, Any]
+) -> dict[str, Any]:
     if _QUEUE in role.pod.labels:
         _add_to_queue(template["metadata"], name, role.num_nodes)
     return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
+        "apiVersion": STATEFUL_SET.api_version,
+        "kind": STATEFUL_SET.kind,
         "metadata": {
             **metadata(service, name, role.name, own_labels),
             "annotations": {labels.GROUP_SIZE: str(role.num_nodes), **_min_member(role)},
@@ -62,18 +73,9 @@ def engine_group(
     }
 
 
-def leader_worker_set(
-    service: InferenceService,
-    role: EngineRole,
-    revision: str,
-    index: int,
-    settings: OperatorSettings,
-    avoided_nodes: Sequence[str] = (),
+def _leader_worker_set(
+    service: InferenceService, role: EngineRole, name: str, own_labels: dict[str, str], template: dict[str, Any]
 ) -> dict[str, Any]:
-    """As `engine_group`. Other `avoided_nodes` make its pods anew, so they change with a restart only."""
-    name = labels.leader_worker_set_name(service.name, role.name, revision, index)
-    own_labels = _group_labels(name, revision)
-    template = _group_template(service, role, own_labels, settings, avoided_nodes)
     [container] = template["spec"]["containers"]
     container["command"] = with_master_address(container["command"], _LEADER_ADDRESS)
     return {
@@ -86,11 +88,6 @@ def leader_worker_set(
             "leaderWorkerTemplate": {"size": role.num_nodes, "restartPolicy": "None", "workerTemplate": template},
         },
     }
-
-
-def _group_labels(name: str, revision: str) -> dict[str, str]:
-    """Of a group's object and its pods, beside those of its role."""
-    return {labels.REVISION_LABEL: revision, labels.GROUP_LABEL: name}
 
 
 def _queue_label(role: EngineRole) -> dict[str, str]:
@@ -107,21 +104,6 @@ def _add_to_queue(pod_metadata: dict[str, Any], group: str, size: int) -> None:
 def _min_member(role: EngineRole) -> dict[str, str]:
     is_volcanos = role.pod.scheduler_name == _VOLCANO
     return {"scheduling.volcano.sh/group-min-member": str(role.num_nodes)} if is_volcanos else {}
-
-
-def _group_template(
-    service: InferenceService,
-    role: EngineRole,
-    own_labels: dict[str, str],
-    settings: OperatorSettings,
-    avoided_nodes: Sequence[str],
-) -> dict[str, Any]:
-    """`own_labels` as of `_group_labels`."""
-    template = engine_pod_template(service, role, settings)
-    template["metadata"]["labels"] |= own_labels
-    if avoided_nodes:
-        template["spec"]["affinity"] = _avoiding(template["spec"].get("affinity", {}), avoided_nodes)
-    return template
 
 
 def _avoiding(affinity: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:

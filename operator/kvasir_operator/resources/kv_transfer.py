@@ -34,18 +34,12 @@ def kv_transfer_env(role: EngineRole) -> list[dict[str, Any]]:
     return [address, label_env(_REVISION_ENV, labels.REVISION_LABEL)]
 
 
-def kv_transfer_ports(role: EngineRole) -> list[dict[str, Any]]:
+def kv_transfer_ports(role: EngineRole) -> dict[str, int]:
     """The side channel's of each data-parallel rank; blocks themselves travel on ports of the transport's choice."""
     if _kv_role(role) is None:
-        return []
-    return [
-        {
-            "name": f"{KV_TRANSFER_PORT_NAME}-{rank}" if rank else KV_TRANSFER_PORT_NAME,
-            "containerPort": labels.ENGINE_KV_TRANSFER_PORT + rank,
-            "protocol": "TCP",
-        }
-        for rank in range(role.parallelism.data)
-    ]
+        return {}
+    base, name = labels.ENGINE_KV_TRANSFER_PORT, KV_TRANSFER_PORT_NAME
+    return {f"{name}-{rank}" if rank else name: base + rank for rank in range(role.parallelism.data)}
 
 
 def _kv_role(role: EngineRole) -> str | None:

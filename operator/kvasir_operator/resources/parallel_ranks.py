@@ -42,10 +42,8 @@ def rank_env(role: EngineRole) -> list[dict[str, Any]]:
     return [label_env(_NODE_RANK_ENV, labels.RANK_LABEL), label_env(_GROUP_ENV, labels.GROUP_LABEL)]
 
 
-def rank_ports(role: EngineRole) -> list[dict[str, Any]]:
-    if not role.is_grouped:
-        return []
-    return [{"name": "rendezvous", "containerPort": labels.ENGINE_RENDEZVOUS_PORT, "protocol": "TCP"}]
+def rank_ports(role: EngineRole) -> dict[str, int]:
+    return {"rendezvous": labels.ENGINE_RENDEZVOUS_PORT} if role.is_grouped else {}
 
 
 def label_env(name: str, label: str) -> dict[str, Any]:

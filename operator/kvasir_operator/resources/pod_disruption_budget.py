@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.model import InferenceService
-from kvasir_operator.desired.roles import EngineRole, Role
+from kvasir_operator.desired.roles import Role
 from kvasir_operator.resources.metadata import metadata
 
 _TENTH: Final = "10%"
@@ -25,13 +25,9 @@ def pod_disruption_budget(service: InferenceService, role: Role) -> dict[str, An
         "metadata": metadata(service, labels.role_name(service.name, role.name), role.name),
         "spec": {
             # Of a group each pod takes the others along.
-            "maxUnavailable": _TENTH if role.replicas > 10 and not _has_groups(role) else 1,
+            "maxUnavailable": _TENTH if role.replicas > 10 and not role.is_grouped else 1,
             "selector": {"matchLabels": labels.role_selector(service.name, role.name)},
             # A pod that never became ready must not keep its node from being drained.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
-
-
-def _has_groups(role: Role) -> bool:
-    return isinstance(role, EngineRole) and role.is_grouped

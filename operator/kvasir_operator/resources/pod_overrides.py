@@ -1,12 +1,12 @@
 """The manifest's `pod` group, merged into a role's pods: where they may run, their environment, labels and files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kvasir_operator.api import labels
 from kvasir_operator.api.fields import as_manifest
-from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume, Toleration
-from kvasir_operator.desired.roles import EngineRole, Role
+from kvasir_operator.api.model import InferenceService, PodSpec, PodVolume
+from kvasir_operator.desired.roles import Role
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.router_secret import router_secret_env
 from kvasir_operator.settings import OperatorSettings
@@ -32,7 +32,7 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
     pod = role.pod
     keys = {
         "nodeSelector": {**_architecture(settings.image_architecture), **pod.node_selector},
-        "tolerations": [_toleration(toleration) for toleration in pod.tolerations],
+        "tolerations": [{"operator": each.operator, **as_manifest(each)} for each in pod.tolerations],
         "affinity": dict(pod.affinity),
         "topologySpreadConstraints": _topology_spread(service.name, role.name) if _is_spread(role) else [],
         "priorityClassName": pod.priority_class_name,
@@ -41,6 +41,10 @@ def scheduling(service: InferenceService, role: Role, settings: OperatorSettings
         "imagePullSecrets": _pull_secrets(settings.image_pull_secret, pod),
     }
     return {key: value for key, value in keys.items() if value}
+
+
+def container_ports(ports: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()]
 
 
 def container_env(
@@ -72,8 +76,7 @@ def _architecture(architectures: Sequence[str]) -> dict[str, str]:
 
 def _is_spread(role: Role) -> bool:
     """Pods of a group are better close to one another, so a role of groups is not pulled apart."""
-    is_grouped = isinstance(role, EngineRole) and role.is_grouped
-    return role.pod.topology_spread != "none" and not is_grouped
+    return role.pod.topology_spread != "none" and not role.is_grouped
 
 
 def _topology_spread(service_name: str, role: str) -> list[dict[str, Any]]:
@@ -96,10 +99,6 @@ def _topology_spread(service_name: str, role: str) -> list[dict[str, Any]]:
 def _pull_secrets(of_installation: Iterable[str], pod: PodSpec) -> list[dict[str, str]]:
     names = dict.fromkeys((*of_installation, *(secret.name for secret in pod.image_pull_secrets)))
     return [{"name": name} for name in names]
-
-
-def _toleration(toleration: Toleration) -> dict[str, Any]:
-    return {"operator": toleration.operator, **as_manifest(toleration)}
 
 
 def _volume_source(volume: PodVolume) -> dict[str, Any]:

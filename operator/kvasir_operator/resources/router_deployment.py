@@ -8,12 +8,23 @@ from kvasir_operator.api.model import InferenceService, SecretRef
 from kvasir_operator.desired.roles import RouterRole
 from kvasir_operator.resources import sandbox
 from kvasir_operator.resources.metadata import metadata
-from kvasir_operator.resources.pod_overrides import container_env, file_volumes, pod_metadata, scheduling
+from kvasir_operator.resources.pod_overrides import (
+    container_env,
+    container_ports,
+    file_volumes,
+    pod_metadata,
+    scheduling,
+)
 from kvasir_operator.resources.probes import http_probe, liveness_probe
 from kvasir_operator.resources.router_command import API_KEYS_FOLDER, router_command
 from kvasir_operator.resources.service_accounts import router_service_account_name
 from kvasir_operator.settings import OperatorSettings
 
+_PORTS: Final = {
+    "http": labels.ROUTER_HTTP_PORT,
+    "admin": labels.ROUTER_ADMIN_PORT,
+    "peers": labels.ROUTER_PEERS_PORT,
+}
 _STOP_MARGIN_SECONDS: Final = 15
 _EVICTABLE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 
@@ -58,11 +69,7 @@ def _pod_spec(service: InferenceService, role: RouterRole, settings: OperatorSet
                 "imagePullPolicy": settings.image_pull_policy,
                 "command": router_command(service, settings.log_format),
                 "env": container_env(service, role, settings),
-                "ports": [
-                    {"name": "http", "containerPort": labels.ROUTER_HTTP_PORT, "protocol": "TCP"},
-                    {"name": "admin", "containerPort": labels.ROUTER_ADMIN_PORT, "protocol": "TCP"},
-                    {"name": "peers", "containerPort": labels.ROUTER_PEERS_PORT, "protocol": "TCP"},
-                ],
+                "ports": container_ports(_PORTS),
                 "resources": _resources(role),
                 "startupProbe": http_probe("/health", "admin", period_seconds=1, failure_threshold=60),
                 "readinessProbe": http_probe("/ready", "admin", period_seconds=2, failure_threshold=2),

@@ -15,7 +15,7 @@ from kvasir_operator.api.parse import parse_service
 from kvasir_operator.apply.plan import Edit
 from kvasir_operator.desired.objects import Manifest, children_of_former
 from kvasir_operator.groups.group import chosen_indexes
-from kvasir_operator.kube.kinds import SERVICE, KubeObject, ObjectKey, object_key
+from kvasir_operator.kube.kinds import SERVICE, KubeObject, ObjectKey, label_of, object_key
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
@@ -104,7 +104,7 @@ def kept_router(plan: RolloutPlan, children: Iterable[KubeObject], *, is_replace
 
     It goes once the gateway serves (`is_replaced`) and no engine is left that believes only it.
     """
-    if is_replaced and plan.state.phase is RolloutPhase.COMPLETE:
+    if is_replaced and plan.phase is RolloutPhase.COMPLETE:
         return frozenset()
-    routers = (child for child in children if child["metadata"].get("labels", {}).get(ROLE_LABEL) == ROLE_ROUTER)
+    routers = (child for child in children if label_of(child, ROLE_LABEL) == ROLE_ROUTER)
     return frozenset(map(object_key, routers))

@@ -30,12 +30,14 @@ from kvasir_operator.kube.kinds import (
     WORKLOAD_KINDS,
     KubeObject,
     ObjectKey,
+    annotation_of,
     is_terminating,
+    label_of,
     object_key,
     pod_template,
     seconds_between,
 )
-from kvasir_operator.observe.containers import own_containers
+from kvasir_operator.observe.containers import num_restarts, own_containers
 from kvasir_operator.observe.model_loader import engine_waits_since
 from kvasir_operator.observe.observe import Observed
 from kvasir_operator.observe.replicas import Replica, replicas_of
@@ -105,14 +107,9 @@ def _by_workload(children: Iterable[KubeObject]) -> list[tuple[KubeObject, ...]]
             continue
         if kind == DEPLOYMENT:
             deployments.append((child,))
-        elif _group_of_template(child) == child["metadata"]["name"]:
+        elif label_of(pod_template(child), GROUP_LABEL) == child["metadata"]["name"]:
             groups[key] = (*groups.get(key, ()), child)
     return [*deployments, *groups.values()]
-
-
-def _group_of_template(workload: KubeObject) -> str | None:
-    group: str | None = pod_template(workload)["metadata"]["labels"].get(GROUP_LABEL)
-    return group
 
 
 def _observed_workload(
@@ -123,7 +120,7 @@ def _observed_workload(
 ) -> ObservedWorkload:
     key = _key(objects[0])
     assert key is not None
-    pods = tuple(pod for pod in observed.pods if _belongs(pod, key))
+    pods = tuple(pod for pod in observed.pods if (label_of(pod, ROLE_LABEL), label_of(pod, REVISION_LABEL)) == key)
     replicas = replicas_of(pods)
     active = [each for each in replicas if each.is_active]
     waits = {
@@ -168,15 +165,13 @@ def lost_workloads(
 
 
 def _is_of_former(pod: KubeObject, revision: str, since: str) -> bool:
-    metadata = pod["metadata"]
-    pod_labels = metadata.get("labels", {})
-    is_former = pod_labels.get(REVISION_LABEL, revision) != revision
-    return is_former and pod_labels.get(ROLE_LABEL) in ENGINE_ROLES and metadata["creationTimestamp"] >= since
+    is_former = label_of(pod, REVISION_LABEL) not in (None, revision)
+    return is_former and label_of(pod, ROLE_LABEL) in ENGINE_ROLES and pod["metadata"]["creationTimestamp"] >= since
 
 
 def _is_held(pod: KubeObject, workload: ObservedWorkload) -> bool:
     """Whether what makes the pod, of a group the object of its own, is there to stay."""
-    group = pod["metadata"]["labels"].get(GROUP_LABEL)
+    group = label_of(pod, GROUP_LABEL)
     return any(group in (None, obj["metadata"]["name"]) and not is_terminating(obj) for obj in workload.objects)
 
 
@@ -198,14 +193,13 @@ def _num_replicas(obj: KubeObject) -> int:
 
 def revision_number(workload: KubeObject) -> int:
     """Its order of use; 0 where somebody took that away."""
-    text = workload["metadata"].get("annotations", {}).get(REVISION_NUMBER, "")
+    text = annotation_of(workload, REVISION_NUMBER) or ""
     return int(text) if text.isdecimal() else 0
 
 
 def _key(workload: KubeObject) -> WorkloadKey | None:
     """By its template, which nobody can change without new pods; None for what holds no engine."""
-    template_labels = pod_template(workload)["metadata"].get("labels", {})
-    role, revision = template_labels.get(ROLE_LABEL), template_labels.get(REVISION_LABEL)
+    role, revision = (label_of(pod_template(workload), name) for name in (ROLE_LABEL, REVISION_LABEL))
     return WorkloadKey(role, revision) if role in ENGINE_ROLES and revision is not None else None
 
 
@@ -217,18 +211,12 @@ def _service_name(workload: KubeObject) -> str:
     return workload_name(own_labels[SERVICE_LABEL], own_labels[ROLE_LABEL], own_labels[REVISION_LABEL])
 
 
-def _belongs(pod: KubeObject, key: WorkloadKey) -> bool:
-    pod_labels: dict[str, str] = pod["metadata"].get("labels", {})
-    return (pod_labels.get(ROLE_LABEL), pod_labels.get(REVISION_LABEL)) == key
-
-
 def _weight(service: KubeObject) -> int | None:
     """By its annotation, or by its label where somebody took that away."""
-    annotations, own_labels = (service["metadata"].get(each, {}) for each in ("annotations", "labels"))
-    for text in (each.get(TRAFFIC_WEIGHT, "") for each in (annotations, own_labels)):
-        if text.isdecimal():
+    for text in (annotation_of(service, TRAFFIC_WEIGHT), label_of(service, TRAFFIC_WEIGHT)):
+        if text is not None and text.isdecimal():
             return int(text)
-    return None if APPLIED_HASH in annotations else 0  # see plan.Edit.without_weight
+    return 0 if annotation_of(service, APPLIED_HASH) is None else None  # see plan.Edit.without_weight
 
 
 def _why_waits(pod: KubeObject, observed: Observed) -> Waiting | None:
@@ -258,7 +246,7 @@ def _is_pod_useless(pod: KubeObject, wait: Waiting | None) -> bool:
     own = own_containers(pod)
     if any(has_been_ready(pod, each) for each in own):
         return False
-    has_run = any(each.get("restartCount") for each in own)
+    has_run = num_restarts(own) > 0
     return wait.reason in DEGRADING_REASONS or (wait.reason not in _PASSING and not has_run)
 
 

@@ -5,7 +5,7 @@ In which order revisions were used a number on each Deployment says, so that it 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir_operator.api.model import RolloutSpec
 from kvasir_operator.rollout.goal import (
@@ -22,28 +22,20 @@ from kvasir_operator.rollout.workload import Fleet, RevisionName, RoleName, Work
 
 
 @dataclass(frozen=True)
-class RolloutState:
-    """Where a rollout is, for the status.
+class RolloutPlan:
+    """Where a rollout is, and what holds next.
 
-    traffic_weight: per cent of the requests for `revision` while it is a canary. trouble: why it is halted.
+    traffic_weight: per cent of the requests for `revision` while it is a canary. trouble: why it is halted. number: of
+    the revision, in the order of use. replicas: of every workload that stays. expired: former workloads to delete.
     """
 
     phase: RolloutPhase
     revision: RevisionName
     traffic_weight: int | None = None
     trouble: str | None = None
-
-
-@dataclass(frozen=True)
-class RolloutPlan:
-    """What holds next. `replicas`: of every workload that stays; `expired`: former workloads to delete."""
-
-    revision: RevisionName
-    number: int
-    replicas: Mapping[WorkloadKey, int]
-    traffic_weight: int | None
-    expired: frozenset[WorkloadKey]
-    state: RolloutState
+    number: int = 1
+    replicas: Mapping[WorkloadKey, int] = field(default_factory=dict)
+    expired: frozenset[WorkloadKey] = frozenset()
 
 
 def plan_rollout(
@@ -63,14 +55,8 @@ def plan_rollout(
     replicas = {each.key: each.replicas for each in (*fleet.current.values(), *fleet.former)}
     replicas |= _step(fleet, limits, goal.roles) | _roles_left_behind(fleet, limits, goal)
     gone = expired(fleet, rollout.history_limit)
-    return RolloutPlan(
-        revision,
-        current_number(fleet),
-        {key: number for key, number in replicas.items() if key not in gone},
-        goal.traffic_weight,
-        gone,
-        RolloutState(goal.phase, revision, goal.traffic_weight, goal.trouble),
-    )
+    left = {key: number for key, number in replicas.items() if key not in gone}
+    return RolloutPlan(goal.phase, revision, goal.traffic_weight, goal.trouble, current_number(fleet), left, gone)
 
 
 def _step(fleet: Fleet, limits: Mapping[RoleName, RoleLimits], goals: Mapping[RoleName, RoleGoal]) -> Replicas:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvasir_operator.errors import OBJECT_ERRORS
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.kinds import POD, KubeObject
+from kvasir_operator.kube.kinds import POD, KubeObject, annotation_of
 from kvasir_operator.observe.replicas import Replica, group_of
 from kvasir_operator.rollout.observed import ObservedWorkload
 from kvasir_operator.rollout.plan import RolloutPlan
@@ -77,7 +77,7 @@ def deletion_costs(shrink: Shrink, work: Work) -> dict[str, str | None]:
         return {}
     first = going(shrink, work)
     wanted = {replica.name: str(rank - len(first)) for rank, replica in enumerate(first)}
-    before = {_name(pod): pod["metadata"].get("annotations", {}).get(DELETION_COST) for pod in pods}
+    before = {_name(pod): annotation_of(pod, DELETION_COST) for pod in pods}
     return {name: wanted.get(name) for name, cost in before.items() if cost != wanted.get(name)}
 
 

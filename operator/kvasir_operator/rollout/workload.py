@@ -3,7 +3,7 @@
 Where a replica is a group of pods, behind an object of its own, "pod" stands for the group in all of this folder.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,7 +87,8 @@ class Fleet:
         Pods of different revisions never exchange KV blocks, so prefill without decode is of no use. A Deployment that
         just shrank removes pods that are not ready first.
         """
-        alike = [each for each in self._all() if each.key.revision == workload.key.revision]
+        all_workloads = (*self.current.values(), *self.former)
+        alike = [each for each in all_workloads if each.key.revision == workload.key.revision]
         is_whole = all(each.num_ready for each in alike if each.key.role not in self.idle_roles)
         return min(workload.num_ready, workload.replicas) if is_whole else 0
 
@@ -99,9 +100,6 @@ class Fleet:
     def _worth(self, workload: Workload) -> tuple[int, int]:
         alike = (each for each in self.former if each.key.revision == workload.key.revision)
         return sum(map(self.available, alike)), workload.number
-
-    def _all(self) -> Iterable[Workload]:
-        return (*self.current.values(), *self.former)
 
 
 def make_fleet(revision: RevisionName, desired: Mapping[RoleName, int], workloads: Sequence[Workload]) -> Fleet:

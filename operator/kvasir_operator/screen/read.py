@@ -1,8 +1,7 @@
-"""Reads what the screen shows, once or after each change, with no more rights than whoever views a namespace has."""
+"""Reads what the screen shows, once or every other second, with no more rights than whoever views a namespace has."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -13,7 +12,6 @@ from kvasir_operator.errors import (
     KubeForbiddenError,
     KubeUnavailableError,
     ServiceNotFoundError,
-    WatchExpiredError,
 )
 from kvasir_operator.kube.client import KubeClient
 from kvasir_operator.kube.kinds import (
@@ -27,13 +25,11 @@ from kvasir_operator.kube.kinds import (
     ServiceKey,
 )
 from kvasir_operator.observe.observe import observe
-from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.rollout.observed import observe_workloads
 from kvasir_operator.rollout.workload import Workload
 
 Found = TypeVar("Found")
-WATCH_SECONDS = 300.0
-BACK_OFF = BackOff(first_seconds=1.0, longest_seconds=30.0)
+FOLLOW_SECONDS = 2.0
 _WORKLOADS = (DEPLOYMENT, STATEFUL_SET, SERVICE)
 _UNAUTHORIZED = 401
 
@@ -43,8 +39,6 @@ class Snapshot:
     """One moment of a service: what the screen shows, as it was read."""
 
     service: KubeObject
-    version: int
-    """Resource version of the list that the service was read from: a watch goes on from there."""
     workloads: tuple[Workload, ...] = ()
     """Every role's revisions, those that are kept at zero for a rollback too."""
     events: tuple[KubeObject, ...] = ()
@@ -53,26 +47,22 @@ class Snapshot:
     """What could not be read, and why."""
 
 
-async def follow(client: KubeClient, key: ServiceKey, back_off: BackOff = BACK_OFF) -> AsyncIterator[Snapshot]:
-    """The service as it is, and again after each change of it, until it is deleted (ServiceNotFoundError).
+async def follow(client: KubeClient, key: ServiceKey, seconds: float = FOLLOW_SECONDS) -> AsyncIterator[Snapshot]:
+    """The service every so many seconds, until it is deleted (ServiceNotFoundError).
 
     While the API server does not answer, the last snapshot with a note that says so. Raises KubeApiError as `read`,
     for what waiting would not mend.
     """
-    snapshot: Snapshot | None = None
-    num_failures = 0
+    snapshot = await read(client, key)
     while True:
+        yield snapshot
+        await asyncio.sleep(seconds)
         try:
-            if snapshot is not None and not num_failures:
-                await _wait_for_change(client, key, snapshot.version)
-            snapshot, num_failures = await read(client, key), 0
-            yield snapshot
+            snapshot = await read(client, key)
         except KubeUnavailableError as error:
-            if snapshot is None or error.status == _UNAUTHORIZED:
+            if error.status == _UNAUTHORIZED:
                 raise
-            num_failures += 1
-            yield replace(snapshot, notes=(f"not up to date: {error}",))
-            await asyncio.sleep(back_off.delay_seconds(num_failures))
+            snapshot = replace(snapshot, notes=(f"not up to date: {error}",))
 
 
 async def read(client: KubeClient, key: ServiceKey) -> Snapshot:
@@ -80,29 +70,18 @@ async def read(client: KubeClient, key: ServiceKey) -> Snapshot:
 
     Revisions and Events that may not be read are left out, and a note says so.
     """
-    service, version = await _read_service(client, key)
+    service = await _read_service(client, key)
     (workloads, no_workloads), (events, no_events) = await asyncio.gather(
         _unless_forbidden(_read_workloads(client, key, service), "revisions"),
         _unless_forbidden(_read_events(client, key, service), "Events"),
     )
-    return Snapshot(service, version, tuple(workloads), tuple(events), (*no_workloads, *no_events))
+    return Snapshot(service, tuple(workloads), tuple(events), (*no_workloads, *no_events))
 
 
-async def _wait_for_change(client: KubeClient, key: ServiceKey, version: int) -> None:
-    """Or for a bookmark, of which the API server sends one a minute: ages and Events are then read again too."""
-    watch = client.watch(INFERENCE_SERVICE, key.namespace, {}, str(version), WATCH_SECONDS, _of_name(key))
-    with suppress(WatchExpiredError):
-        async with aclosing(watch) as events:
-            async for _ in events:
-                return
-
-
-async def _read_service(client: KubeClient, key: ServiceKey) -> tuple[KubeObject, int]:
-    """A list of one, whose version a watch can go on from."""
+async def _read_service(client: KubeClient, key: ServiceKey) -> KubeObject:
     try:
-        page = await anext(client.list_pages(INFERENCE_SERVICE, key.namespace, fields=_of_name(key)))
-        if items := page.get("items"):
-            return items[0], int(page["metadata"]["resourceVersion"])
+        if found := await client.get(INFERENCE_SERVICE, key.namespace, key.name):
+            return found
         names = [each["metadata"]["name"] for each in await client.list(INFERENCE_SERVICE, key.namespace)]
     except KindNotServedError as error:
         raise CrdNotInstalledError(f"{INFERENCE_SERVICE.plural}.{INFERENCE_SERVICE.group}") from error
@@ -131,7 +110,3 @@ async def _unless_forbidden(reading: Awaitable[list[Found]], what: str) -> tuple
         return await reading, ()
     except KubeForbiddenError as error:
         return [], (f"{what} are not shown: {error}",)
-
-
-def _of_name(key: ServiceKey) -> str:
-    return f"metadata.name={key.name}"

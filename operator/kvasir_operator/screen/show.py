@@ -1,4 +1,4 @@
-"""`kvasir-operator status`: draws a service once, or again after each change, on a terminal or as plain text."""
+"""`kvasir-operator status`: draws a service once, or every other second, on a terminal or as plain text."""
 
 import asyncio
 import signal
@@ -48,10 +48,13 @@ async def _redraw(client: KubeClient, key: ServiceKey, console: Console) -> None
 
 
 async def _print_each(client: KubeClient, key: ServiceKey, console: Console) -> None:
-    """One after the other, each under a line with the time."""
+    """After each change, under a line with the time."""
+    shown: Snapshot | None = None
     async for snapshot in follow(client, key):
-        print(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
-        _print(console, snapshot)
+        if snapshot != shown:
+            print(f"--- {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
+            _print(console, snapshot)
+        shown = snapshot
 
 
 def _print(console: Console, snapshot: Snapshot) -> None:

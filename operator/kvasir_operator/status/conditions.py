@@ -10,7 +10,7 @@ from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.observe.replicas import EngineContext
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
-from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.status.roles import RoleState
 
 
@@ -20,7 +20,7 @@ class Situation:
 
     model_name: str
     problems: Sequence[Waiting] = ()
-    rollout: RolloutState | None = None
+    rollout: RolloutPlan | None = None
     """None where the spec is invalid, so that nothing was planned."""
     blocked: str | None = None
     """Why no engine of the current revision may be started."""
@@ -197,7 +197,7 @@ def _held(situation: Situation) -> Waiting | None:
     return None
 
 
-def _halted_message(rollout: RolloutState) -> str:
+def _halted_message(rollout: RolloutPlan) -> str:
     return f"revision {rollout.revision} does not become ready, former pods serve on: {rollout.trouble}"
 
 

@@ -18,6 +18,7 @@ from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, KubeObject
 
 # Going idle and waking are what an autoscaled service does, and no news of a failure.
 _READY_EVENTS = {Reason.SERVING: "Ready", Reason.IDLE: "Idle"}
+EventType = Literal["Normal", "Warning"]
 _MAX_MESSAGE_LENGTH = 1024  # characters; the API server refuses more
 
 
@@ -25,7 +26,7 @@ _MAX_MESSAGE_LENGTH = 1024  # characters; the API server refuses more
 class ServiceEvent:
     """One fact about a service, as `kubectl describe` shows it."""
 
-    type: Literal["Normal", "Warning"]
+    type: EventType
     reason: str
     message: str
 
@@ -35,9 +36,10 @@ def notable_changes(previous: dict[str, Any], status: dict[str, Any], plan: Plan
     return [
         *_child_changes(plan),
         *_revision_changes(previous, status),
-        *_rollout_changes(previous, status),
+        # Where it waits for a person; why it is halted is Degraded's to say.
+        *_new_reason(previous, status, ConditionType.PROGRESSING, Reason.ROLLOUT_PAUSED, "Normal"),
         *_ready_changes(previous, status),
-        *_context_changes(previous, status),
+        *_new_reason(previous, status, ConditionType.MODEL_LOADED, Reason.CONTEXT_CUT, "Warning"),
         *_degraded_changes(previous, status),
         *_scaling_changes(previous, status),
     ]
@@ -52,7 +54,7 @@ def _child_changes(plan: Plan) -> Iterable[ServiceEvent]:
             message = f"put back what others changed in {action.key}: {', '.join(action.drift)}"
             yield ServiceEvent("Normal", "Restored", message)
     for restart in plan.restarts:
-        kind: Literal["Normal", "Warning"] = "Warning" if restart.annotations else "Normal"
+        kind: EventType = "Warning" if restart.annotations else "Normal"
         yield ServiceEvent(kind, "GroupRestarted", f"{restart.key}: its pods are made anew: {restart.cause}")
     if plan.deletes:
         yield ServiceEvent("Normal", "Deleted", f"deleted {', '.join(str(action.key) for action in plan.deletes)}")
@@ -66,11 +68,12 @@ def _revision_changes(previous: dict[str, Any], status: dict[str, Any]) -> Itera
             yield ServiceEvent("Normal", "RevisionRolled", f"role {entry['role']} goes from revision {old} to {new}")
 
 
-def _rollout_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
-    """Where it waits for a person; why it is halted is Degraded's to say."""
-    before, after = _pair(previous, status, ConditionType.PROGRESSING)
-    if after.get("reason") == Reason.ROLLOUT_PAUSED and before.get("reason") != Reason.ROLLOUT_PAUSED:
-        yield ServiceEvent("Normal", after["reason"], after["message"])
+def _new_reason(
+    previous: dict[str, Any], status: dict[str, Any], wanted: ConditionType, reason: Reason, kind: EventType
+) -> Iterable[ServiceEvent]:
+    before, after = _pair(previous, status, wanted)
+    if after.get("reason") == reason and before.get("reason") != reason:
+        yield ServiceEvent(kind, after["reason"], after["message"])
 
 
 def _ready_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
@@ -78,7 +81,7 @@ def _ready_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable
     if after["status"] == "True" and (before.get("status"), before.get("reason")) != ("True", after["reason"]):
         yield ServiceEvent("Normal", _READY_EVENTS[after["reason"]], after["message"])
     elif after["status"] == "False" and before.get("status") == "True":
-        kind: Literal["Normal", "Warning"] = "Normal" if after["reason"] == Reason.SUSPENDED else "Warning"
+        kind: EventType = "Normal" if after["reason"] == Reason.SUSPENDED else "Warning"
         yield ServiceEvent(kind, "NotReady", f"{after['reason']}: {after['message']}")
 
 
@@ -90,19 +93,12 @@ def _degraded_changes(previous: dict[str, Any], status: dict[str, Any]) -> Itera
         yield ServiceEvent("Normal", "Recovered", f"no longer {before['reason']}")
 
 
-def _context_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
-    before, after = _pair(previous, status, ConditionType.MODEL_LOADED)
-    if after.get("reason") == Reason.CONTEXT_CUT and before.get("reason") != Reason.CONTEXT_CUT:
-        yield ServiceEvent("Warning", after["reason"], after["message"])
-
-
 def _scaling_changes(previous: dict[str, Any], status: dict[str, Any]) -> Iterable[ServiceEvent]:
     for entry in status.get("scaling", []):
         if entry not in previous.get("scaling", []):
             change = f"{entry['role']}: from {entry['from']} to {entry['to']}"
             yield ServiceEvent("Normal", entry["reason"], f"{change}: {entry['message']}")
-    before = find_condition(previous.get("conditions", []), ConditionType.SCALING_ACTIVE) or {}
-    after = find_condition(status["conditions"], ConditionType.SCALING_ACTIVE) or {}
+    before, after = _pair(previous, status, ConditionType.SCALING_ACTIVE)
     if after.get("status") == "False" and before.get("reason") != after["reason"]:
         yield ServiceEvent("Warning", after["reason"], after["message"])
 

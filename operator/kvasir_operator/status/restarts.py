@@ -5,16 +5,17 @@ the group's StatefulSet or LeaderWorkerSet. What happened before the first pass 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from kvasir_operator.api.labels import GROUP_LABEL, ROLE_LABEL
+from kvasir_operator.api.labels import ROLE_LABEL
 from kvasir_operator.groups.record import RestartRecord
-from kvasir_operator.kube.kinds import GROUP_KINDS, KubeObject, ServiceKey, object_key
-from kvasir_operator.observe.containers import all_containers
+from kvasir_operator.kube.kinds import GROUP_KINDS, ServiceKey, label_of, object_key
+from kvasir_operator.observe.containers import all_containers, num_restarts
 from kvasir_operator.observe.observe import Observed
+from kvasir_operator.observe.replicas import group_of
 
 
 class RestartCounter(Collector):
@@ -29,9 +30,9 @@ class RestartCounter(Collector):
         before = self._seen.get(key)
         now: dict[str, int] = {}
         totals = self._totals.setdefault(key, Counter())
-        for uid, role, num_restarts in _restarts(observed):
-            now[uid] = num_restarts
-            totals[role] += 0 if before is None else _increase(before.get(uid, 0), num_restarts)
+        for uid, role, number in _restarts(observed):
+            now[uid] = number
+            totals[role] += 0 if before is None else _increase(before.get(uid, 0), number)
         self._seen[key] = now
 
     def forget(self, key: ServiceKey) -> None:
@@ -52,21 +53,12 @@ class RestartCounter(Collector):
 
 def _restarts(observed: Observed) -> Iterator[tuple[str, str, int]]:
     """(uid, role, restarts so far) of whatever is restarted as one: the pods of a group are."""
-    single = [(pod, _of_containers(pod)) for pod in observed.pods if GROUP_LABEL not in _labels(pod)]
+    single = [(pod, num_restarts(all_containers(pod))) for pod in observed.pods if group_of(pod) is None]
     sets = [child for child in observed.children if object_key(child).kind in GROUP_KINDS]
     groups = [(each, RestartRecord.of(each).num_restarts) for each in sets]
-    for obj, num_restarts in (*single, *groups):
-        if (role := _labels(obj).get(ROLE_LABEL)) is not None:
-            yield obj["metadata"]["uid"], role, num_restarts
-
-
-def _labels(obj: KubeObject) -> Mapping[str, str]:
-    labels: Mapping[str, str] = obj["metadata"].get("labels", {})
-    return labels
-
-
-def _of_containers(pod: KubeObject) -> int:
-    return sum(container.get("restartCount", 0) for container in all_containers(pod))
+    for obj, number in (*single, *groups):
+        if (role := label_of(obj, ROLE_LABEL)) is not None:
+            yield obj["metadata"]["uid"], role, number
 
 
 def _increase(before: int, now: int) -> int:

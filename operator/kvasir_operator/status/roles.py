@@ -14,11 +14,12 @@ from kvasir_operator.kube.kinds import (
     LEADER_WORKER_SET,
     KubeObject,
     is_terminating,
+    label_of,
     object_key,
     pod_template,
 )
 from kvasir_operator.observe.model_loader import DownloadProgress
-from kvasir_operator.observe.replicas import replicas_of
+from kvasir_operator.observe.replicas import of_role, replicas_of
 from kvasir_operator.observe.waiting import Waiting, why_deployment_waits, why_pod_waits, why_pods_ended
 
 _NO_EVENTS: Mapping[str, Sequence[KubeObject]] = MappingProxyType({})
@@ -59,7 +60,7 @@ class RoleState:
 
 def role_of(workload: KubeObject) -> str | None:
     """By its template, whose labels its selector holds; None for a workload that has no pods of ours."""
-    role: str | None = pod_template(workload)["metadata"].get("labels", {}).get(ROLE_LABEL)
+    role = label_of(pod_template(workload), ROLE_LABEL)
     return role if role in ROLES else None
 
 
@@ -76,11 +77,11 @@ def role_state(
     `downloads` what its loader says by name of the pod.
     """
     template = pod_template(workloads[0])
-    role, revision = template["metadata"]["labels"][ROLE_LABEL], _revision(template)
-    own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+    role, revision = template["metadata"]["labels"][ROLE_LABEL], label_of(template, REVISION_LABEL)
+    own = of_role(pods, role)
     replicas = replicas_of(own)
     ready = [replica for replica in replicas if replica.is_ready]
-    current = [each for each in workloads if _revision(pod_template(each)) == revision]
+    current = [each for each in workloads if label_of(pod_template(each), REVISION_LABEL) == revision]
     num_replicas, num_current = sum(map(_num_replicas, workloads)), sum(map(_num_updated, current))
     is_settled = all(map(_is_seen, current)) and num_replicas == num_current == desired
     is_enough = len(ready) >= desired and is_settled
@@ -100,7 +101,7 @@ def role_state(
 
 def idle_role(role: str, desired: int, revision: str, pods: Iterable[KubeObject]) -> RoleState:
     """Of an engine role that has no workload: groups of pods have none at zero, and before the first is made."""
-    own = [pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE_LABEL) == role]
+    own = of_role(pods, role)
     draining = sum(any(map(is_terminating, replica.pods)) for replica in replicas_of(own))
     waiting = Waiting(Reason.WAITING_FOR_PODS, f"role {role}: no pods yet") if desired else None
     return RoleState(role, desired, 0, draining, revision, 0, 0, desired == 0, waiting)
@@ -131,11 +132,6 @@ def _is_seen(workload: KubeObject) -> bool:
     return observed >= generation
 
 
-def _revision(template_or_pod: KubeObject) -> str | None:
-    revision: str | None = template_or_pod["metadata"].get("labels", {}).get(REVISION_LABEL)
-    return revision
-
-
 def _worst_wait(
     workloads: Sequence[KubeObject],
     pods: Sequence[KubeObject],
@@ -145,7 +141,8 @@ def _worst_wait(
 ) -> Waiting | None:
     """`workloads` are the current revision's, at least one."""
     # What a former revision's pods lack no longer matters once there are pods to replace them.
-    current = [pod for pod in pods if _revision(pod) == _revision(pod_template(workloads[0]))] or pods
+    revision = label_of(pod_template(workloads[0]), REVISION_LABEL)
+    current = [pod for pod in pods if label_of(pod, REVISION_LABEL) == revision] or pods
     named = ((pod["metadata"]["name"], pod) for pod in current)
     pod_waits = (why_pod_waits(pod, events.get(name, ()), downloads.get(name)) for name, pod in named)
     found = (*map(why_deployment_waits, workloads), *pod_waits, why_pods_ended(current))

@@ -30,7 +30,7 @@ def derive_status(
         "observedGeneration": metadata["generation"],
         "phase": _phase(conditions, engines),
         "url": url,
-        "ready": _staffing(engines) if engines else None,
+        "ready": f"{sum(each.ready for each in engines)}/{sum(each.desired for each in engines)}" if engines else None,
         "replicas": sum(state.num_replicas for state in engines),
         "selector": _selector(metadata["name"], engines) if engines else None,
         "roles": [_role_entry(state) for state in ordered],
@@ -56,10 +56,6 @@ def _scaling_entries(previous: dict[str, Any], situation: Situation) -> list[dic
     """What was decided stays to be read after autoscaling was switched off."""
     new = () if situation.scaling is None else situation.scaling.entries
     return merged_entries(previous.get("scaling", []), new) or None
-
-
-def _staffing(engines: Sequence[RoleState]) -> str:
-    return f"{sum(state.ready for state in engines)}/{sum(state.desired for state in engines)}"
 
 
 def _selector(name: str, engines: Sequence[RoleState]) -> str:

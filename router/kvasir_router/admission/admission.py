@@ -26,8 +26,6 @@ from kvasir_router.errors import (
 _QUEUE_FULL_RETRY_SECONDS = 1
 _NO_ENDPOINT_RETRY_SECONDS = 5
 _MAX_RETRY_SECONDS = 60
-# A deadline is certain to be missed where the queue would have to drain more than this many times as fast as it does.
-_CERTAINTY = 2.0
 _LEAST_WAKE_SECONDS = 0.001  # clocks differ a little
 
 
@@ -135,7 +133,6 @@ class Admission:
         if self._can_start_at_once(request):
             return 0.0
         request.arrived, request.work = _now() - waited_seconds, request.estimate()
-        self._refuse_if_late(request, waited_seconds)
         return await self._wait(request, waited_seconds)
 
     def refuse_all(self, error: Callable[[], RequestError]) -> None:
@@ -175,20 +172,6 @@ class Admission:
     def _has_place(self, request: QueuedRequest, response_ratio: Callable[[], float]) -> bool:
         may_start = request.has_begun or self._tenant_limits.may_start(request.tenant)
         return may_start and not self._seconds_to_room(request.model, response_ratio)
-
-    def _refuse_if_late(self, request: QueuedRequest, waited_seconds: float) -> None:
-        """Only a client that has set a deadline would rather know now."""
-        if request.deadline_seconds is None or request.has_begun:
-            return
-        seconds_left = request.deadline_seconds - waited_seconds
-        num_tokens = self._queue.cost_tokens_before(request)
-        expected_seconds = self._drain.seconds_for(num_tokens, _now()) or 0.0
-        if expected_seconds > seconds_left * _CERTAINTY:
-            raise DeadlineExceededError(
-                f"the request cannot start within {seconds_left:g} s: {num_tokens} tokens are before it in the queue, "
-                f"which took {expected_seconds:.1f} s of late; try again later",
-                retry_after_seconds=self._retry_after(_QUEUE_FULL_RETRY_SECONDS),
-            )
 
     async def _wait(self, request: QueuedRequest, waited_seconds: float) -> float:
         start = _now()

@@ -9,7 +9,7 @@ newcomer slips past one that is just about to start. Pure bookkeeping: no clock,
 """
 
 import itertools
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Mapping, Set
 from dataclasses import dataclass
@@ -45,10 +45,6 @@ def _size_place(request: QueuedRequest) -> _SizePlace:
 
 def _size(request: QueuedRequest) -> int:
     return int(_SIZES_PER_DOUBLING * log2(request.counted_work))
-
-
-def _rank(place: _Place) -> int:
-    return place[0]
 
 
 class Line:
@@ -96,11 +92,6 @@ class Line:
             (places[0][2] for places in sizes.values()),
             key=lambda request: (request.response_ratio(now), -request.number),
         )
-
-    def cost_tokens_before(self, newcomer: QueuedRequest) -> int:
-        """The least that starts before it: what came earlier and is no more work keeps the higher ratio."""
-        before = self._places[: bisect_right(self._places, newcomer.rank, key=_rank)]
-        return sum(request.cost_tokens for *_, request in before if request.work <= newcomer.work)
 
     def _join_size(self, request: QueuedRequest) -> None:
         sizes = self._of_rank.setdefault(request.rank, {})
@@ -163,10 +154,6 @@ class TenantQueue:
     def last(self) -> QueuedRequest:
         """The least pressing of at least one."""
         return max((line.last for line in self._lines.values()), key=lambda one: (one.rank, one.number))
-
-    def cost_tokens_before(self, newcomer: QueuedRequest) -> int:
-        """The least that starts before it."""
-        return sum(line.cost_tokens_before(newcomer) for line in self._lines.values())
 
 
 class DeficitRoundRobin:
@@ -274,16 +261,6 @@ class RequestQueue:
         for request in self._inside:
             num_tokens[request.tenant] += request.uncached_tokens
         return {name: HeldDemand(number, num_tokens[name]) for name, number in num_requests.items()}
-
-    def cost_tokens_before(self, newcomer: QueuedRequest) -> int:
-        """The least that starts before it: what its tenant has before it, and as much of every other tenant's.
-
-        Others that wait for more get no more in the same time, give or take a turn.
-        """
-        own = self._tenants.get(newcomer.tenant)
-        own_tokens = 0 if own is None else own.cost_tokens_before(newcomer)
-        others = (tenant.cost_tokens for tenant in self._tenants.values() if tenant is not own)
-        return own_tokens + sum(min(cost_tokens, own_tokens) for cost_tokens in others)
 
     def push(self, newcomer: QueuedRequest) -> QueuedRequest | None:
         """Where the queue is full, takes out and returns the request that makes way, perhaps the newcomer itself.

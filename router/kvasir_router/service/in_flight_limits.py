@@ -97,32 +97,31 @@ _MEMORY_SECONDS = 20.0
 SUSPECT_SECONDS = 1.0  # after the first error, and twice as long after each further one
 
 
-class ErrorShare:
-    """The share of an endpoint's recent answers that were errors; old ones fade."""
+class FadingCount:
+    """Of what has happened lately: what is `memory_seconds` old counts 1/e."""
 
-    def __init__(self) -> None:
-        self._num_answers = 0.0
-        self._num_errors = 0.0
+    def __init__(self, memory_seconds: float) -> None:
+        self._memory_seconds = memory_seconds
+        self._number = 0.0
         self._counted_at = 0.0
 
+    def at(self, now: float) -> float:
+        return self._number * math.exp((self._counted_at - now) / self._memory_seconds)
+
+    def add(self, number: float, now: float) -> None:
+        self._number, self._counted_at = self.at(now) + number, now
+
+
+class ErrorShare:
+    """Of an endpoint's recent answers those that were errors."""
+
+    def __init__(self) -> None:
+        self.answers = FadingCount(_MEMORY_SECONDS)
+        self.errors = FadingCount(_MEMORY_SECONDS)
+
     def count(self, *, is_error: bool, now: float) -> None:
-        self._fade(now)
-        self._num_answers += 1
-        self._num_errors += is_error
-
-    def num_answers(self, now: float) -> float:
-        self._fade(now)
-        return self._num_answers
-
-    def num_errors(self, now: float) -> float:
-        self._fade(now)
-        return self._num_errors
-
-    def _fade(self, now: float) -> None:
-        weight = math.exp(-(now - self._counted_at) / _MEMORY_SECONDS)
-        self._num_answers *= weight
-        self._num_errors *= weight
-        self._counted_at = now
+        self.answers.add(1, now)
+        self.errors.add(is_error, now)
 
 
 @dataclass(slots=True)
@@ -215,13 +214,13 @@ class Ejection:
         return record.num_errors_in_a_row >= _ERRORS_IN_A_ROW or self._fails_more_than_others(url, record, now)
 
     def _fails_more_than_others(self, url: str, record: _Record, now: float) -> bool:
-        num_answers = record.share.num_answers(now)
+        num_answers = record.share.answers.at(now)
         if num_answers < _MIN_ANSWERS:
             return False
         others = [other.share for other_url, other in self._records.items() if other_url != url]
-        num_of_others = sum(share.num_answers(now) for share in others)
-        share_of_others = sum(share.num_errors(now) for share in others) / num_of_others if num_of_others else 0.0
-        return record.share.num_errors(now) / num_answers > share_of_others + _SHARE_ABOVE_OTHERS
+        num_of_others = sum(share.answers.at(now) for share in others)
+        share_of_others = sum(share.errors.at(now) for share in others) / num_of_others if num_of_others else 0.0
+        return record.share.errors.at(now) / num_answers > share_of_others + _SHARE_ABOVE_OTHERS
 
 
 logger = logging.getLogger(__name__)

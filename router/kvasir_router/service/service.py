@@ -5,7 +5,6 @@ Of all that this process routes for, `Services` knows whose a request's model is
 for each InferenceService in its scope.
 """
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -36,7 +35,7 @@ from kvasir_router.prefix_index.index import PrefixIndex
 from kvasir_router.relay.upstream_pool import Origin
 from kvasir_router.request import InferenceRequest
 from kvasir_router.service.health import Prober
-from kvasir_router.service.in_flight_limits import InFlightLimits
+from kvasir_router.service.in_flight_limits import FadingCount, InFlightLimits
 from kvasir_router.service.ledger import Ledger, Ticket
 from kvasir_router.service.prefill_rate import FleetPrefill
 from kvasir_router.service.registry import Endpoint, EndpointState, ModelCatalog, Registry
@@ -64,31 +63,23 @@ class RetryBudget:
     """
 
     def __init__(self) -> None:
-        self._num_requests = 0.0
-        self._num_retries = 0.0
-        self._counted_at = 0.0
+        self._requests = FadingCount(_WINDOW_SECONDS)
+        self._retries = FadingCount(_WINDOW_SECONDS)
 
     def count_request(self, now: float) -> None:
-        self._fade(now)
-        self._num_requests += 1
+        self._requests.add(1, now)
 
     def has_left(self, now: float) -> bool:
         """Whether another attempt may be made."""
-        self._fade(now)
-        return self._num_retries + 1 <= _MIN_RETRIES_PER_SECOND * _WINDOW_SECONDS + _SHARE * self._num_requests
+        most = _MIN_RETRIES_PER_SECOND * _WINDOW_SECONDS + _SHARE * self._requests.at(now)
+        return self._retries.at(now) + 1 <= most
 
     def take(self, now: float) -> bool:
         """The same, and the attempt is counted."""
         if not self.has_left(now):
             return False
-        self._num_retries += 1
+        self._retries.add(1, now)
         return True
-
-    def _fade(self, now: float) -> None:
-        weight = math.exp(-(now - self._counted_at) / _WINDOW_SECONDS)
-        self._num_requests *= weight
-        self._num_retries *= weight
-        self._counted_at = now
 
 
 class Wakes:

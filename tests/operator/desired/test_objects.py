@@ -135,12 +135,6 @@ def test_no_pods_are_asked_for_with_a_feature_that_blocks(make_service: MakeServ
     assert desired_service(make_service(), SETTINGS).blocked is None
 
 
-def test_what_the_clusters_version_lacks_blocks(make_service: MakeService) -> None:
-    service = make_service(model={"source": "oci://registry/model"})
-    assert desired_service(service, SETTINGS, (1, 36)).blocked is None
-    assert "oci://" in (desired_service(service, SETTINGS, (1, 30)).blocked or "")
-
-
 def test_a_single_pod_has_no_disruption_budget(make_service: MakeService) -> None:
     kinds = [kind for kind, _ in kinds_and_names(make_service(replicas=1, router={"replicas": 1}))]
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvasir_operator.api.defaults import InstallationDefaults, PodDefaults
 from kvasir_operator.api.model import InferenceService, PodSpec
-from kvasir_operator.desired.revision import revision_of
+from kvasir_operator.desired.objects import revision_of
 from kvasir_operator.desired.roles import engine_roles
 from kvasir_operator.resources.engine_deployment import engine_pod_template
 from kvasir_operator.settings import OperatorSettings

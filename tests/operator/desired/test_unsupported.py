@@ -95,26 +95,6 @@ def test_the_crd_says_of_an_engines_field_that_it_is_not_acted_on(path: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "is_blocked"), [((1, 30), True), ((1, 31), False), ((1, 35), False), ((2, 0), False), (None, False)]
-)
-def test_an_image_as_a_model_needs_a_cluster_with_image_volumes(
-    make_service: MakeService, version: tuple[int, int] | None, is_blocked: bool
-) -> None:
-    speculative = {"method": "draftModel", "model": "oci://r.example/draft:1"}
-    service = make_service(model={"source": "oci://r.example/m:1"}, engine={"speculative": speculative})
-    paths = [feature.field_path for feature in blocking(unsupported_features(service, version))]
-
-    assert paths == (["spec.model.source", "spec.engine.speculative.model"] if is_blocked else [])
-
-
-def test_the_version_that_is_missing_is_named_with_the_one_there_is(make_service: MakeService) -> None:
-    [feature] = unsupported_features(make_service(model={"source": "oci://r.example/m:1"}), (1, 30))
-
-    assert "Kubernetes 1.31, and this is 1.30" in feature.message
-    assert "write pvc://" in feature.message
-
-
-@pytest.mark.parametrize(
     ("spec", "path"),
     [
         ({"engine": {"args": ["--seed", "1", "--enforce-eager"]}}, "spec.engine.args"),
@@ -139,9 +119,11 @@ def test_a_flag_that_the_engine_does_not_have_is_named_before_a_model_is_downloa
     assert unsupported_features(own, roles=engine_roles(own, InstallationDefaults())) == []
 
 
-@pytest.mark.parametrize("source", ["pvc://models", "file:///models/m", "hf://org/name", "s3://bucket/x"])
-def test_other_sources_run_on_every_cluster(make_service: MakeService, source: str) -> None:
-    assert unsupported_features(make_service(model={"source": source}), (1, 30)) == []
+@pytest.mark.parametrize(
+    "source", ["pvc://models", "oci://r.example/m:1", "file:///models/m", "hf://org/name", "s3://bucket/x"]
+)
+def test_every_source_is_acted_on(make_service: MakeService, source: str) -> None:
+    assert unsupported_features(make_service(model={"source": source})) == []
 
 
 @pytest.mark.parametrize("method", [{"method": "suffix"}, {"method": "draftModel", "model": "pvc://drafts"}])
@@ -295,4 +277,4 @@ def test_credentials_and_cache_are_acted_on_where_anything_is_downloaded(
 ) -> None:
     model = spec["model"] | {"secretRef": {"name": "s"}, "cache": {"claim": "c"}}
 
-    assert unsupported_features(make_service(**spec | {"model": model}), (1, 30)) == []
+    assert unsupported_features(make_service(**spec | {"model": model})) == []

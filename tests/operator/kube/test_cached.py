@@ -5,14 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import web
-from kubernetes.aio.client import Configuration
 from tests.operator.cluster_objects import service
 
 from kvasir_operator.api.labels import SERVICE_LABEL
 from kvasir_operator.errors import KubeUnavailableError, ObjectConflictError, ObjectNotFoundError
 from kvasir_operator.kube.cached import CachedClient
-from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, KubeObject, ServiceKey
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, SERVICE, KubeObject, NamespacedName, ServiceKey
+from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.observe import Observed, observe
 
 from .http_api import Answer, HttpApi, answering, http_api, nothing, refusal
@@ -59,14 +58,6 @@ def test_only_a_services_objects_of_a_kind_that_is_known_are_answered_from_the_c
         assert cached.api.asked == [OWN_LISTED, OWN_LISTED, ALL_LISTED, ("GET", f"{SERVICE_LABEL}=llama,app=x")]
 
     run(body)
-
-
-def test_a_services_objects_are_known_once_their_kind_was_listed() -> None:
-    cache = InformerCache()
-    kube = CachedClient(Configuration(), cache)
-    assert kube.known(SERVICE, LLAMA) is None
-    cache.finish_list(SERVICE, None, set(), 1)
-    assert kube.known(SERVICE, LLAMA) == []
 
 
 def test_a_pass_lists_what_is_not_known_and_nothing_else() -> None:
@@ -132,7 +123,7 @@ def know_services(cached: Cached, *services: KubeObject) -> None:
     for each in services:
         cached.cache.put(INFERENCE_SERVICE, each)
     cached.cache.finish_list(
-        INFERENCE_SERVICE, None, {Name("models", each["metadata"]["name"]) for each in services}, 9
+        INFERENCE_SERVICE, None, {NamespacedName("models", each["metadata"]["name"]) for each in services}, 9
     )
 
 

@@ -8,8 +8,8 @@ from kubernetes.aio.client import Configuration
 
 from kvasir_operator.errors import KindNotServedError, KubeApiError, KubeForbiddenError, KubeUnavailableError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.features import ClusterFeatures, Discovery, read_features
-from kvasir_operator.kube.kinds import POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET
+from kvasir_operator.kube.features import Discovery, read_kinds
+from kvasir_operator.kube.kinds import POD_DISRUPTION_BUDGET, POD_MONITOR, SECRET, Kind, listed_child_kinds
 
 
 class ServingKube(KubeClient):
@@ -23,8 +23,6 @@ class ServingKube(KubeClient):
 
     async def read_path(self, path: str) -> dict[str, Any]:
         self.asked.set()
-        if path == "/version":
-            return {"major": "1", "minor": "31+"}
         if path not in self.served:
             raise self.missing
         return {"resources": [{"name": self.served[path]}, {"name": f"{self.served[path]}/status"}]}
@@ -35,40 +33,40 @@ MONITORS = "/apis/monitoring.coreos.com/v1/podmonitors"
 
 def test_a_kind_is_served_where_its_group_names_it() -> None:
     kube = ServingKube(MONITORS, "/apis/gateway.networking.k8s.io/v1/gateways")
-    assert asyncio.run(read_features(kube)) == ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+    assert asyncio.run(read_kinds(kube)) == frozenset({POD_MONITOR})
 
 
 def test_a_group_that_may_not_be_read_counts_as_absent() -> None:
     kube = ServingKube(missing=KubeForbiddenError("forbidden", 403))
-    assert asyncio.run(read_features(kube)).kinds == frozenset()
+    assert asyncio.run(read_kinds(kube)) == frozenset()
 
 
 def test_an_api_server_that_is_away_is_no_answer() -> None:
     with pytest.raises(KubeUnavailableError):
-        asyncio.run(read_features(ServingKube(missing=KubeUnavailableError("down"))))
+        asyncio.run(read_kinds(ServingKube(missing=KubeUnavailableError("down"))))
 
 
 def test_children_are_listed_of_every_kind_that_is_served_but_secrets() -> None:
-    without, with_monitors = ClusterFeatures((1, 31)), ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
-    assert set(with_monitors.listed_child_kinds) - set(without.listed_child_kinds) == {POD_MONITOR}
-    assert POD_DISRUPTION_BUDGET in without.listed_child_kinds
-    assert SECRET not in with_monitors.listed_child_kinds
+    without, with_monitors = listed_child_kinds([]), listed_child_kinds([POD_MONITOR])
+    assert set(with_monitors) - set(without) == {POD_MONITOR}
+    assert POD_DISRUPTION_BUDGET in without
+    assert SECRET not in with_monitors
 
 
 async def no_resync() -> None:
     """Where a test is about features alone."""
 
 
-async def changed_to(discovery: Discovery, before: ClusterFeatures) -> ClusterFeatures:
-    while discovery.features == before:  # noqa: ASYNC110, discovery has no event for tests
+async def changed_to(discovery: Discovery, before: frozenset[Kind]) -> frozenset[Kind]:
+    while discovery.kinds == before:  # noqa: ASYNC110, discovery has no event for tests
         await asyncio.sleep(0.001)
-    return discovery.features
+    return discovery.kinds
 
 
 def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
-    async def body() -> tuple[ClusterFeatures, int]:
+    async def body() -> tuple[frozenset[Kind], int]:
         kube, calls = ServingKube(), []
-        before = await read_features(kube)
+        before = await read_kinds(kube)
         discovery = Discovery(kube, before, lambda: calls.append(1), no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         kube.served = {"/apis/monitoring.coreos.com/v1": "podmonitors"}
@@ -78,36 +76,36 @@ def test_a_crd_that_is_installed_later_is_found_and_reported() -> None:
         running.cancel()
         return after, len(calls)
 
-    assert asyncio.run(asyncio.wait_for(body(), 10)) == (ClusterFeatures((1, 31), frozenset({POD_MONITOR})), 1)
+    assert asyncio.run(asyncio.wait_for(body(), 10)) == (frozenset({POD_MONITOR}), 1)
 
 
 def test_a_kind_that_is_no_longer_known_is_looked_for_before_the_interval_is_over() -> None:
     async def body() -> frozenset[Any]:
         kube = ServingKube()
-        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        before = frozenset({POD_MONITOR})
         discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(3600.0))
         discovery.doubt()
         after = await changed_to(discovery, before)
         running.cancel()
-        return after.kinds
+        return after
 
     assert asyncio.run(asyncio.wait_for(body(), 10)) == frozenset()
 
 
 def test_what_was_known_holds_while_the_api_server_is_away() -> None:
-    async def body() -> ClusterFeatures:
+    async def body() -> frozenset[Kind]:
         kube = ServingKube(missing=KubeUnavailableError("down"))
-        before = ClusterFeatures((1, 31), frozenset({POD_MONITOR}))
+        before = frozenset({POD_MONITOR})
         discovery = Discovery(kube, before, lambda: None, no_resync, soon_seconds=0.0)
         running = asyncio.create_task(discovery.run(0.001))
         for _ in range(3):
             kube.asked.clear()
             await kube.asked.wait()
         running.cancel()
-        return discovery.features
+        return discovery.kinds
 
-    assert asyncio.run(asyncio.wait_for(body(), 10)).kinds == {POD_MONITOR}
+    assert asyncio.run(asyncio.wait_for(body(), 10)) == {POD_MONITOR}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_every_service_is_looked_at_again_once_an_interval_and_after_a_change(
 ) -> None:
     async def body() -> bool:
         kube, resynced = ServingKube(), asyncio.Event()
-        before = await read_features(kube)
+        before = await read_kinds(kube)
 
         async def resync() -> None:
             resynced.set()

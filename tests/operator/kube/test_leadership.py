@@ -6,12 +6,13 @@ import pytest
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KvasirOperatorError, LeadershipLostError
+from kvasir_operator.kube.kinds import NamespacedName
 from kvasir_operator.kube.leadership import CLAIM_TIMING, Leadership, lease_names, make_electors
-from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming
+from kvasir_operator.kube.lease import LeaderElector, LeaseTiming
 from kvasir_operator.settings import OperatorSettings
 
-OWN_A, OWN_B = LeaseName("release-a", "kvasir-operator"), LeaseName("release-b", "kvasir-operator")
-CLUSTER = LeaseName("default", "kvasir-operator-cluster-wide")
+OWN_A, OWN_B = NamespacedName("release-a", "kvasir-operator"), NamespacedName("release-b", "kvasir-operator")
+CLUSTER = NamespacedName("default", "kvasir-operator-cluster-wide")
 TIMING = LeaseTiming(retry_seconds=0.001)
 
 
@@ -39,7 +40,7 @@ def test_a_lease_outside_a_pod_needs_a_namespace() -> None:
 class Contender:
     """One operator process with its Leases."""
 
-    def __init__(self, kube: MemoryKube, identity: str, *leases: LeaseName) -> None:
+    def __init__(self, kube: MemoryKube, identity: str, *leases: NamespacedName) -> None:
         clock = asyncio.get_running_loop().time
         electors = make_electors(kube, leases, identity, clock, TIMING)
         self.leadership = Leadership(electors, TIMING.retry_seconds)
@@ -50,7 +51,7 @@ class Contender:
         return bool(done)
 
 
-def holder(kube: MemoryKube, lease: LeaseName) -> str:
+def holder(kube: MemoryKube, lease: NamespacedName) -> str:
     return str(kube.objects[("Lease", lease.namespace, lease.name)]["spec"]["holderIdentity"])
 
 
@@ -121,7 +122,7 @@ class Clock:
         return self.now
 
 
-def electors(kube: MemoryKube, own: LeaseName, identity: str, clock: Clock) -> tuple[LeaderElector, LeaderElector]:
+def electors(kube: MemoryKube, own: NamespacedName, identity: str, clock: Clock) -> tuple[LeaderElector, LeaderElector]:
     """Of the release's own Lease and of its claim on the cluster."""
     first, claim = make_electors(kube, [own, CLUSTER], identity, clock, LeaseTiming())
     return first, claim

@@ -6,8 +6,8 @@ import pytest
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, LeadershipLostError
-from kvasir_operator.kube.kinds import Kind, KubeObject
-from kvasir_operator.kube.lease import LeaderElector, LeaseName, LeaseTiming, SeenLease, can_take
+from kvasir_operator.kube.kinds import Kind, KubeObject, NamespacedName
+from kvasir_operator.kube.lease import LeaderElector, LeaseTiming, SeenLease, can_take
 
 TIMING = LeaseTiming(duration_seconds=15.0, renew_deadline_seconds=10.0, retry_seconds=0.001)
 KEY = ("Lease", "system", "kvasir-operator")
@@ -27,7 +27,7 @@ class Clock:
 
 
 def elector(kube: MemoryKube, identity: str, clock: Clock | None = None) -> LeaderElector:
-    return LeaderElector(kube, LeaseName("system", "kvasir-operator"), identity, clock or Clock(), TIMING)
+    return LeaderElector(kube, NamespacedName("system", "kvasir-operator"), identity, clock or Clock(), TIMING)
 
 
 async def rob(kube: MemoryKube) -> None:
@@ -253,7 +253,7 @@ def test_a_leader_whose_api_server_hangs_must_go() -> None:
     async def body() -> None:
         kube = HangingKube()
         timing = LeaseTiming(duration_seconds=0.3, renew_deadline_seconds=0.2, retry_seconds=0.001)
-        name = LeaseName("system", "kvasir-operator")
+        name = NamespacedName("system", "kvasir-operator")
         leader = LeaderElector(kube, name, "leader", asyncio.get_running_loop().time, timing)
         await leader.take()
         kube.hangs = True
@@ -309,7 +309,7 @@ RARE = LeaseTiming(duration_seconds=90.0, renew_seconds=60.0, retry_seconds=0.00
 
 
 def rare_elector(kube: MemoryKube, clock: Clock, identity: str = "leader") -> LeaderElector:
-    return LeaderElector(kube, LeaseName("system", "kvasir-operator"), identity, clock, RARE)
+    return LeaderElector(kube, NamespacedName("system", "kvasir-operator"), identity, clock, RARE)
 
 
 class CountingKube(MemoryKube):

@@ -14,9 +14,10 @@ from kvasir_operator.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
     Kind,
+    NamespacedName,
     ServiceKey,
 )
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.observe.cache import InformerCache
 
 LLAMA, QWEN = ServiceKey("models", "llama"), ServiceKey("models", "qwen")
 
@@ -32,7 +33,7 @@ def listed(*objects: dict[str, Any], version: int = 1) -> InformerCache:
     cache = InformerCache()
     for obj in objects:
         cache.put(SERVICE, obj)
-    cache.finish_list(SERVICE, None, {Name("models", obj["metadata"]["name"]) for obj in objects}, version)
+    cache.finish_list(SERVICE, None, {NamespacedName("models", obj["metadata"]["name"]) for obj in objects}, version)
     return cache
 
 
@@ -40,7 +41,7 @@ def test_nothing_is_known_before_the_first_list_is_complete() -> None:
     cache = InformerCache()
     cache.put(SERVICE, child(1))
     assert cache.read(SERVICE, LLAMA) is None
-    cache.finish_list(SERVICE, None, {Name("models", "llama-engine")}, 1)
+    cache.finish_list(SERVICE, None, {NamespacedName("models", "llama-engine")}, 1)
     assert cache.read(SERVICE, LLAMA) == [child(1)]
     assert cache.read(SERVICE, QWEN) == []
 
@@ -70,7 +71,7 @@ def test_an_own_write_that_was_deleted_before_its_answer_came_stays_away() -> No
 
 def test_the_deletion_of_a_predecessor_leaves_the_namesake() -> None:
     cache = listed(child(1))
-    cache.remove_own(SERVICE, Name("models", "llama-engine"))
+    cache.remove_own(SERVICE, NamespacedName("models", "llama-engine"))
     cache.put_own(SERVICE, child(6))
     assert cache.remove(SERVICE, child(5)) == set()
     assert cache.read(SERVICE, LLAMA) == [child(6)]
@@ -79,7 +80,7 @@ def test_the_deletion_of_a_predecessor_leaves_the_namesake() -> None:
 def test_what_a_later_list_no_longer_has_is_gone_but_not_what_was_written_since() -> None:
     cache = listed(child(1, name="old"), child(2, name="kept"), version=2)
     cache.put_own(SERVICE, child(9, name="new"))
-    assert cache.finish_list(SERVICE, None, {Name("models", "kept")}, 5) == {LLAMA}
+    assert cache.finish_list(SERVICE, None, {NamespacedName("models", "kept")}, 5) == {LLAMA}
     assert [each["metadata"]["name"] for each in cache.read(SERVICE, LLAMA) or []] == ["kept", "new"]
 
 
@@ -90,7 +91,7 @@ def test_a_list_of_an_earlier_version_makes_all_that_was_known_void() -> None:
     assert cache.read(SERVICE, LLAMA) is None
     cache.put(SERVICE, child(3))
     assert cache.begin_list(SERVICE, None, 5) == set()  # its second page
-    cache.finish_list(SERVICE, None, {Name("models", "llama-engine")}, 5)
+    cache.finish_list(SERVICE, None, {NamespacedName("models", "llama-engine")}, 5)
     assert cache.read(SERVICE, LLAMA) == [child(3)]
 
 
@@ -118,7 +119,7 @@ def test_who_set_which_field_is_not_kept() -> None:
 def test_a_pod_is_kept_without_its_containers() -> None:
     cache = InformerCache()
     cache.put(POD, child(1, spec={"nodeName": "n", "containers": [{"name": "engine"}]}, status={"phase": "Running"}))
-    cache.finish_list(POD, None, {Name("models", "llama-engine")}, 1)
+    cache.finish_list(POD, None, {NamespacedName("models", "llama-engine")}, 1)
     [pod] = cache.read(POD, LLAMA) or []
     assert (pod["spec"], pod["status"]) == ({"nodeName": "n"}, {"phase": "Running"})
 
@@ -133,7 +134,7 @@ def test_a_version_alone_is_no_news_and_is_known() -> None:
 def test_what_controllers_report_of_children_without_pods_is_no_news() -> None:
     cache = InformerCache()
     cache.put(POD_DISRUPTION_BUDGET, child(1, spec={"maxUnavailable": 1}, status={"expectedPods": 1}))
-    cache.finish_list(POD_DISRUPTION_BUDGET, None, {Name("models", "llama-engine")}, 1)
+    cache.finish_list(POD_DISRUPTION_BUDGET, None, {NamespacedName("models", "llama-engine")}, 1)
     counted = child(2, spec={"maxUnavailable": 1}, status={"expectedPods": 2})
     assert cache.put(POD_DISRUPTION_BUDGET, counted) == set()
     assert cache.put(POD_DISRUPTION_BUDGET, child(3, spec={"maxUnavailable": 2})) == {LLAMA}
@@ -156,7 +157,7 @@ def test_of_a_workloads_status_only_what_passes_ask_of_it_is_news(kind: Kind) ->
     available = {"type": "Available", "status": "False"}
     refused = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}
     cache.put(kind, child(1, status={**counts, "availableReplicas": 0, "conditions": [available]}))
-    cache.finish_list(kind, None, {Name("models", "llama-engine")}, 1)
+    cache.finish_list(kind, None, {NamespacedName("models", "llama-engine")}, 1)
     assert cache.put(kind, child(2, status={**counts, "availableReplicas": 1, "conditions": []})) == set()
     for version, name in enumerate(counts, start=3):
         counts[name] += 1
@@ -182,7 +183,7 @@ def test_only_what_changed_of_a_services_spec_is_news(metadata: dict[str, Any], 
     later = service(status={"phase": "Ready"})
     later["metadata"] |= {"resourceVersion": "10", **metadata}
     assert cache.put(INFERENCE_SERVICE, later) == ({LLAMA} if is_news else set())
-    cache.finish_list(INFERENCE_SERVICE, None, {Name("models", "llama")}, 10)
+    cache.finish_list(INFERENCE_SERVICE, None, {NamespacedName("models", "llama")}, 10)
     assert cache.read(INFERENCE_SERVICE, LLAMA) == [later]
 
 
@@ -190,6 +191,6 @@ def test_all_services_of_single_namespaces_are_not_those_of_the_cluster() -> Non
     cache = InformerCache(is_namespaced=True)
     cache.put(INFERENCE_SERVICE, service())
     assert cache.read_all(INFERENCE_SERVICE, "models") is None
-    cache.finish_list(INFERENCE_SERVICE, "models", {Name("models", "llama")}, 9)
+    cache.finish_list(INFERENCE_SERVICE, "models", {NamespacedName("models", "llama")}, 9)
     assert cache.read_all(INFERENCE_SERVICE, "models") == [service()]
     assert cache.read_all(INFERENCE_SERVICE, None) is cache.read_all(INFERENCE_SERVICE, "elsewhere") is None

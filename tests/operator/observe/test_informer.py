@@ -10,8 +10,8 @@ from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError, WatchExpiredError
 from kvasir_operator.kube.client import LabelSelector
-from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Kind, ServiceKey
-from kvasir_operator.observe.cache import InformerCache, Name
+from kvasir_operator.kube.kinds import DEPLOYMENT, INFERENCE_SERVICE, POD, Kind, NamespacedName, ServiceKey
+from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.informer import COUNTS_WAIT_SECONDS, Informer
 
 LLAMA = ServiceKey("models", "llama")
@@ -153,7 +153,7 @@ def test_news_of_a_pod_does_not_wait_but_of_one_that_no_node_has() -> None:
 def test_what_our_own_write_has_done_is_no_news_before_its_answer_comes() -> None:
     cache = InformerCache()
     made, gone = counted(5, generation=1, observed=0), counted(6, generation=1, observed=0)
-    with cache.writing(DEPLOYMENT, Name("models", "llama-serve")):
+    with cache.writing(DEPLOYMENT, NamespacedName("models", "llama-serve")):
         assert waits(DEPLOYMENT, made, deleted=gone, cache=cache) == [COUNTS_WAIT_SECONDS, COUNTS_WAIT_SECONDS]
 
 

@@ -7,13 +7,12 @@ from typing import Any
 from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.kube.client import LabelSelector
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import DEPLOYMENT, LEADER_WORKER_SET, POD, POD_MONITOR, SECRET, Kind, ServiceKey
 from kvasir_operator.observe.cache import InformerCache
 from kvasir_operator.observe.informer import Informers
 
-WITHOUT = ClusterFeatures((1, 34))
-WITH = ClusterFeatures((1, 34), frozenset({POD_MONITOR, LEADER_WORKER_SET}))
+WITHOUT = frozenset()
+WITH = frozenset({POD_MONITOR, LEADER_WORKER_SET})
 KEY = ServiceKey("models", "llama")
 
 
@@ -51,9 +50,9 @@ class Running:
         )
         self.task = asyncio.create_task(self.informers.run())
 
-    def set_features(self, features: ClusterFeatures) -> None:
+    def set_features(self, features: frozenset[Kind]) -> None:
         self.features = features
-        self.informers.follow_features()
+        self.informers.follow_kinds()
 
 
 def test_an_optional_kind_without_its_crd_is_not_watched_and_holds_nothing_up() -> None:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.observe.model_names import ModelNames, claimed_names
 
@@ -79,13 +77,6 @@ def test_a_change_of_anything_else_concerns_nobody() -> None:
     names = known(service("a", "big"), service("b", "big"))
     assert names.put(service("a", "big", version=2)) == set()
     assert names.remove(C) == set()
-
-
-@pytest.mark.parametrize(("version", "taken"), [(4, {}), (5, {}), (6, {"big": A})])
-def test_an_older_state_than_is_known_changes_nothing(version: int, taken: dict[str, ServiceKey]) -> None:
-    names = known(service("b", "big", created=SECOND), service("a", "other", version=5))
-    names.put(service("a", "big" if version != 5 else "other", version=version))
-    assert names.taken(B) == taken
 
 
 def test_a_service_that_was_made_anew_is_as_old_as_it_is_now() -> None:

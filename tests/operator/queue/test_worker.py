@@ -11,7 +11,6 @@ from tests.operator.memory_kube import MemoryKube
 
 from kvasir_operator.errors import KubeUnavailableError
 from kvasir_operator.kube.client import KubeClient
-from kvasir_operator.kube.features import ClusterFeatures
 from kvasir_operator.kube.kinds import INFERENCE_SERVICE, ServiceKey
 from kvasir_operator.metrics import OperatorMetrics
 from kvasir_operator.observe.gateway import GatewayObserver
@@ -31,7 +30,7 @@ class ScriptedReconciler(Reconciler):
     def __init__(self, queue: WorkQueue, script: list[Outcome | Exception | None]) -> None:
         kube = KubeClient(Configuration())
         gateway = GatewayObserver(kube, None, None, lambda key: None)
-        super().__init__(kube, OperatorSettings(), lambda: ClusterFeatures((1, 34)), gateway)
+        super().__init__(kube, OperatorSettings(), lambda: frozenset(), gateway)
         self.queue = queue
         self.script = script
 

@@ -10,6 +10,7 @@ import pytest
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.objects import desired_objects
 from kvasir_operator.desired.roles import engine_roles
+from kvasir_operator.groups.group import WantedGroup
 from kvasir_operator.resources.engine_group import engine_group
 from kvasir_operator.resources.services import engine_service, rendezvous_service
 from kvasir_operator.settings import OperatorSettings
@@ -20,7 +21,8 @@ REVISION = "aaaaaaaaaa"
 
 
 def render(service: InferenceService, index: int = 0, avoided: tuple[str, ...] = ()) -> dict[str, Any]:
-    return engine_group(service, engine_roles(service, SETTINGS.defaults)[0], REVISION, index, SETTINGS, avoided)
+    role = engine_roles(service, SETTINGS.defaults)[0]
+    return engine_group(service, role, REVISION, WantedGroup(index, avoided), SETTINGS)
 
 
 def container_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def test_prefill_and_decode_exchange_kv_of_their_own_revision_alone(
 ) -> None:
     service = make_service(disaggregation={"prefill": {}, "decode": {}})
     role = engine_roles(service, SETTINGS.defaults)[index]
-    container = container_of(engine_group(service, role, REVISION, 0, SETTINGS))
+    container = container_of(engine_group(service, role, REVISION, WantedGroup(0), SETTINGS))
     config = json.loads(dict(pairwise(container["command"]))["--kv-transfer-config"])
     sources = {each["name"]: each["valueFrom"] for each in container["env"] if "fieldRef" in each.get("valueFrom", {})}
 
@@ -184,7 +186,7 @@ def test_prefill_and_decode_exchange_kv_of_their_own_revision_alone(
 def test_each_data_parallel_rank_has_a_side_channel(make_service: MakeService) -> None:
     service = make_service(disaggregation={"prefill": {"parallelism": {"data": 3}}, "decode": {}})
     prefill, decode = (
-        container_of(engine_group(service, role, REVISION, 0, SETTINGS))["ports"]
+        container_of(engine_group(service, role, REVISION, WantedGroup(0), SETTINGS))["ports"]
         for role in engine_roles(service, SETTINGS.defaults)
     )
 
@@ -206,7 +208,7 @@ def test_a_role_that_does_both_exchanges_kv_both_ways_where_the_manifest_says_so
 def test_pods_of_each_role_exchange_kv_with_one_another_where_the_manifest_says_so(make_service: MakeService) -> None:
     service = make_service(disaggregation={"prefill": {}, "decode": {}}, engine={"kvTransfer": True})
     for role in engine_roles(service, SETTINGS.defaults):
-        container = container_of(engine_group(service, role, REVISION, 0, SETTINGS))
+        container = container_of(engine_group(service, role, REVISION, WantedGroup(0), SETTINGS))
         assert json.loads(dict(pairwise(container["command"]))["--kv-transfer-config"])["kv_role"] == "kv_both"
 
 

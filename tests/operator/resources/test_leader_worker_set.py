@@ -9,7 +9,9 @@ import pytest
 from kvasir_operator.api.labels import group_name, leader_worker_set_name
 from kvasir_operator.api.model import InferenceService
 from kvasir_operator.desired.roles import engine_roles
-from kvasir_operator.resources.engine_group import engine_group, leader_worker_set
+from kvasir_operator.groups.group import WantedGroup
+from kvasir_operator.kube.kinds import LEADER_WORKER_SET, STATEFUL_SET, Kind
+from kvasir_operator.resources.engine_group import engine_group
 from kvasir_operator.settings import OperatorSettings
 
 MakeService = Callable[..., InferenceService]
@@ -23,8 +25,9 @@ def staged(make_service: MakeService) -> InferenceService:
     return make_service(parallelism={"pipeline": 4, "tensor": 2})
 
 
-def render(builder: Callable[..., dict[str, Any]], service: InferenceService, *avoided: str) -> dict[str, Any]:
-    return builder(service, engine_roles(service, SETTINGS.defaults)[0], REVISION, 0, SETTINGS, avoided)
+def render(kind: Kind, service: InferenceService, *avoided: str) -> dict[str, Any]:
+    role = engine_roles(service, SETTINGS.defaults)[0]
+    return engine_group(service, role, REVISION, WantedGroup(0, avoided, kind), SETTINGS)
 
 
 def command_of(template: dict[str, Any]) -> list[str]:
@@ -33,7 +36,7 @@ def command_of(template: dict[str, Any]) -> list[str]:
 
 
 def test_it_is_one_group_that_nobody_but_the_operator_restarts(staged: InferenceService) -> None:
-    spec = render(leader_worker_set, staged)["spec"]
+    spec = render(LEADER_WORKER_SET, staged)["spec"]
 
     assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (1, 4)
     assert spec["leaderWorkerTemplate"]["restartPolicy"] == "None"
@@ -43,12 +46,12 @@ def test_it_is_one_group_that_nobody_but_the_operator_restarts(staged: Inference
 def test_tensor_ranks_beyond_the_devices_of_a_pod_are_pods_of_the_group(make_service: MakeService) -> None:
     service = make_service(parallelism={"tensor": 4, "pipeline": 2}, resources={"maxDevices": 2})
 
-    assert render(leader_worker_set, service)["spec"]["leaderWorkerTemplate"]["size"] == 4
+    assert render(LEADER_WORKER_SET, service)["spec"]["leaderWorkerTemplate"]["size"] == 4
 
 
 def test_its_pods_are_those_of_a_stateful_set_but_for_the_name_of_their_leader(staged: InferenceService) -> None:
-    theirs = render(engine_group, staged, "n1")["spec"]["template"]
-    ours = render(leader_worker_set, staged, "n1")["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    theirs = render(STATEFUL_SET, staged, "n1")["spec"]["template"]
+    ours = render(LEADER_WORKER_SET, staged, "n1")["spec"]["leaderWorkerTemplate"]["workerTemplate"]
     address = dict(pairwise(command_of(ours)))[ADDRESS]
 
     assert address == "$(LWS_LEADER_ADDRESS)"
@@ -59,7 +62,7 @@ def test_its_pods_are_those_of_a_stateful_set_but_for_the_name_of_their_leader(s
 
 def test_its_name_is_the_groups_and_leaves_room_for_what_is_added(make_service: MakeService) -> None:
     service = make_service(name="l" * 63, parallelism={"pipeline": 2})
-    found = render(leader_worker_set, service)
+    found = render(LEADER_WORKER_SET, service)
     labels = found["spec"]["leaderWorkerTemplate"]["workerTemplate"]["metadata"]["labels"]
 
     assert labels["serving.kvasir.dev/group"] == found["metadata"]["name"]
@@ -76,7 +79,7 @@ def test_a_name_is_cut_only_where_what_is_made_of_it_would_be_too_long(name_of: 
 
 def test_kueue_finds_its_queue_on_the_set(make_service: MakeService) -> None:
     queued = make_service(parallelism={"pipeline": 4}, pod={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}})
-    rendered = render(leader_worker_set, queued)
+    rendered = render(LEADER_WORKER_SET, queued)
     template = rendered["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 
     assert rendered["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"

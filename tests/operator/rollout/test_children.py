@@ -11,7 +11,7 @@ from kvasir_operator.kube.kinds import DEPLOYMENT, SERVICE, STATEFUL_SET, KubeOb
 from kvasir_operator.rollout.children import kept_children, kept_router, scales, weight_removals
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
-from kvasir_operator.rollout.plan import RolloutPlan, RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.workload import Workload, WorkloadKey
 
 
@@ -29,8 +29,7 @@ def key(revision: str) -> WorkloadKey:
 def plan(replicas: dict[str, int], *expired: str) -> RolloutPlan:
     """With `new` as the current revision."""
     by_key = {key(revision): number for revision, number in replicas.items()}
-    state = RolloutState(RolloutPhase.PROGRESSING, "new")
-    return RolloutPlan("new", 2, by_key, None, frozenset(map(key, expired)), state)
+    return RolloutPlan(RolloutPhase.PROGRESSING, "new", number=2, replicas=by_key, expired=frozenset(map(key, expired)))
 
 
 def names(found: frozenset[tuple[object, str]]) -> dict[str, list[str]]:
@@ -96,7 +95,7 @@ def of_router(kind: str, name: str = "llama-router", role: str = "router") -> Ku
 def test_a_router_stays_until_the_gateway_serves_and_every_engine_believes_it(
     is_replaced: bool, phase: RolloutPhase, is_kept: bool
 ) -> None:
-    rollout = replace(plan({}), state=RolloutState(phase, "new"))
+    rollout = replace(plan({}), phase=phase)
     children = [of_router(kind) for kind in ("Deployment", "Service", "ServiceAccount")]
     engine, bare = of_router("Service", "llama-serve", "serve"), child("Service", "theirs")
     del bare["metadata"]["labels"]

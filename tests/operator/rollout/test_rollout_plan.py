@@ -64,17 +64,17 @@ def test_without_surge_an_old_pod_goes_first() -> None:
 def test_a_first_revision_gets_all_its_pods_at_once() -> None:
     cluster = SimulatedCluster({"serve": 3})
     assert steps(cluster) == [{"a": 3}]
-    assert cluster.plan().state.phase is RolloutPhase.COMPLETE
+    assert cluster.plan().phase is RolloutPhase.COMPLETE
 
 
 def test_a_revision_that_never_becomes_ready_halts_and_what_serves_stays() -> None:
     cluster = running(spec=RolloutSpec(max_surge=1, max_unavailable=1))
     cluster.revision, cluster.broken = "b", {"b"}
-    state = cluster.settle().state
+    state = cluster.settle()
     assert (state.phase, state.trouble) == (RolloutPhase.HALTED, "it fails")
     assert cluster.serving() == {"serve": 2}
     cluster.broken = set()
-    assert cluster.settle().state.phase is RolloutPhase.COMPLETE
+    assert cluster.settle().phase is RolloutPhase.COMPLETE
 
 
 def test_a_new_pod_that_fails_halts_a_rollout_that_had_begun_well() -> None:
@@ -90,7 +90,7 @@ def test_a_new_pod_that_fails_halts_a_rollout_that_had_begun_well() -> None:
     cluster.deployments[WorkloadKey("serve", "b")].pods.append("failing")
     cluster.deployments[WorkloadKey("serve", "b")].replicas += 1
     cluster.observe()
-    assert cluster.run_pass().state.phase is RolloutPhase.HALTED
+    assert cluster.run_pass().phase is RolloutPhase.HALTED
     assert replicas(cluster) == {"a": 1, "b": 3}
 
 
@@ -246,7 +246,7 @@ def test_what_blocks_starts_nothing_and_stops_nothing() -> None:
     cluster.revision = "b"
     plan = cluster.plan(blocked="tensor: 4")
     assert plan.replicas == {WorkloadKey("serve", "a"): 3, WorkloadKey("serve", "b"): 0}
-    assert (plan.state.phase, plan.state.trouble) == (RolloutPhase.HALTED, "tensor: 4")
+    assert (plan.phase, plan.trouble) == (RolloutPhase.HALTED, "tensor: 4")
 
 
 def test_a_service_that_waits_for_its_turn_stays_as_it_is_and_scales() -> None:
@@ -254,7 +254,7 @@ def test_a_service_that_waits_for_its_turn_stays_as_it_is_and_scales() -> None:
     cluster.revision, cluster.desired = "b", {"serve": 5}
     plan = cluster.plan(is_waiting=True)
     assert plan.replicas == {WorkloadKey("serve", "a"): 5, WorkloadKey("serve", "b"): 0}
-    assert plan.state.phase is RolloutPhase.WAITING
+    assert plan.phase is RolloutPhase.WAITING
 
 
 def test_a_service_that_nothing_serves_does_not_wait() -> None:
@@ -283,12 +283,12 @@ def canary(weight: int, pause: bool = True, max_surge: int = 1, max_unavailable:
 def test_a_canary_gets_its_share_of_the_pods_and_waits() -> None:
     cluster = running({"serve": 10})
     cluster.revision, cluster.spec = "b", canary(15)
-    state = cluster.settle().state
+    state = cluster.settle()
     assert (state.phase, state.traffic_weight) == (RolloutPhase.PAUSED, 15)
     assert replicas(cluster) == {"a": 9, "b": 2}
     cluster.spec = canary(15, pause=False)
     plan = cluster.settle()
-    assert (plan.state.phase, plan.traffic_weight) == (RolloutPhase.COMPLETE, None)
+    assert (plan.phase, plan.traffic_weight) == (RolloutPhase.COMPLETE, None)
     assert replicas(cluster) == {"a": 0, "b": 10}
 
 
@@ -340,7 +340,7 @@ def test_a_finished_rollout_is_not_a_canary_again() -> None:
     cluster = running({"serve": 2})
     cluster.spec = canary(10)
     assert cluster.is_at_rest()
-    assert cluster.plan().state.phase is RolloutPhase.COMPLETE
+    assert cluster.plan().phase is RolloutPhase.COMPLETE
 
 
 def test_a_canarys_share_follows_the_pods_that_are_wanted() -> None:
@@ -362,7 +362,7 @@ def test_a_canarys_share_is_reached_without_surge() -> None:
 def test_a_large_canary_without_surge_leaves_the_former_revision_a_pod() -> None:
     cluster = running({"serve": 2}, canary(90, max_surge=0, max_unavailable=1))
     cluster.revision = "b"
-    assert cluster.settle().state.phase is RolloutPhase.PAUSED
+    assert cluster.settle().phase is RolloutPhase.PAUSED
     assert replicas(cluster) == {"a": 1, "b": 1}
 
 
@@ -525,7 +525,7 @@ def test_without_surge_prefill_and_decode_do_not_wait_for_each_other_for_ever() 
     for desired in ({"prefill": 2, "decode": 8}, {"prefill": 1, "decode": 4}):
         cluster = running(desired, RolloutSpec(0, 1))
         cluster.revision = "b"
-        assert cluster.settle().state.phase is RolloutPhase.COMPLETE
+        assert cluster.settle().phase is RolloutPhase.COMPLETE
 
 
 def test_a_role_that_is_scaled_to_nothing_goes_whatever_its_partner_does() -> None:
@@ -559,14 +559,14 @@ def test_what_is_split_before_it_served_makes_room_at_once() -> None:
 def test_a_canary_that_splits_the_service_leaves_it_undivided_beside() -> None:
     cluster = running({"serve": 2}, canary(50))
     split(cluster)
-    assert cluster.settle().state.phase is RolloutPhase.PAUSED
+    assert cluster.settle().phase is RolloutPhase.PAUSED
     assert replicas(cluster, "serve") == {"a": 2}
 
 
 def test_a_role_that_wants_no_pods_holds_nothing_up() -> None:
     cluster = running({"prefill": 0, "decode": 2})
     cluster.revision = "b"
-    assert cluster.settle().state.phase is RolloutPhase.COMPLETE
+    assert cluster.settle().phase is RolloutPhase.COMPLETE
 
 
 def test_only_revisions_used_last_are_kept_at_zero() -> None:
@@ -606,7 +606,7 @@ def test_a_canary_of_a_split_service_has_both_roles_until_it_is_let_go_on_or_tak
     cluster = running(dict(zip(SPLIT, wanted, strict=True)), RolloutSpec(*surge))
     held, let_go = (RolloutSpec(*surge, canary=CanarySpec(weight, pause)) for pause in (True, False))
     cluster.revision, cluster.spec = "b", held
-    state = cluster.settle().state
+    state = cluster.settle()
     assert (state.phase, state.traffic_weight) == (RolloutPhase.PAUSED, weight)
     assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == (new, old)
     cluster.revision = "a"
@@ -629,5 +629,5 @@ def test_a_canarys_decode_that_serves_without_its_prefill_takes_nothing_from_the
     cluster.catch_up()
     cluster.load(WorkloadKey("decode", "b"))
     cluster.observe()
-    assert cluster.run_pass().state.phase is RolloutPhase.PROGRESSING
+    assert cluster.run_pass().phase is RolloutPhase.PROGRESSING
     assert (pods_of(cluster, "b"), pods_of(cluster, "a")) == ((1, 1), (2, 2))

@@ -108,7 +108,7 @@ class Rollouts(RuleBasedStateMachine):
         spec = self.cluster.spec
         self.cluster.spec = RolloutSpec(spec.max_surge, spec.max_unavailable)
         plan = self.cluster.settle()
-        assert plan.state.phase is RolloutPhase.COMPLETE
+        assert plan.phase is RolloutPhase.COMPLETE
         assert {key.revision for key, number in plan.replicas.items() if number} == {self.cluster.revision}
         assert self.cluster.serving() == self.cluster.desired
         assert len({key.revision for key in self.cluster.deployments}) <= 1 + spec.history_limit

@@ -12,7 +12,7 @@ from kvasir_operator.kube.kinds import KubeObject
 from kvasir_operator.observe.replicas import replicas_of
 from kvasir_operator.rollout.goal import RolloutPhase
 from kvasir_operator.rollout.observed import ObservedWorkload
-from kvasir_operator.rollout.plan import RolloutPlan, RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.rollout.scale_down import (
     DELETION_COST,
     Shrink,
@@ -44,8 +44,7 @@ def shrink_of(pods: tuple[KubeObject, ...], num_going: int) -> Shrink:
 
 def shrinks(before: int, after: int, pods: Iterable[KubeObject] = ()) -> list[Shrink]:
     """Of a workload that a rollout gives `after` pods."""
-    state = RolloutState(RolloutPhase.PROGRESSING, "aaaa")
-    plan = RolloutPlan("aaaa", 1, {KEY: after}, None, frozenset(), state)
+    plan = RolloutPlan(RolloutPhase.PROGRESSING, "aaaa", number=1, replicas={KEY: after})
     return find_shrinks(plan, [workload(before, pods)])
 
 
@@ -60,8 +59,7 @@ def test_where_all_go_nothing_is_chosen() -> None:
 
 def test_a_former_revision_that_gives_way_shrinks_too() -> None:
     old, new = WorkloadKey("serve", "old"), WorkloadKey("serve", "new")
-    state = RolloutState(RolloutPhase.PROGRESSING, "new")
-    plan = RolloutPlan("new", 2, {old: 1, new: 2}, None, frozenset(), state)
+    plan = RolloutPlan(RolloutPhase.PROGRESSING, "new", number=2, replicas={old: 1, new: 2})
     pods = (engine("a"), engine("b"))
     observed = [
         ObservedWorkload(Workload(old, replicas=2), (deployment(),), pods),
@@ -146,8 +144,7 @@ def groups(*is_ready: bool) -> tuple[ObservedWorkload, list[KubeObject]]:
 
 def test_the_least_busy_groups_go_by_what_their_first_pods_report() -> None:
     observed, leaders = groups(True, True, False)
-    state = RolloutState(RolloutPhase.PROGRESSING, "aaaa")
-    [shrink] = find_shrinks(RolloutPlan("aaaa", 1, {KEY: 1}, None, frozenset(), state), [observed])
+    [shrink] = find_shrinks(RolloutPlan(RolloutPhase.PROGRESSING, "aaaa", number=1, replicas={KEY: 1}), [observed])
     asked: list[KubeObject] = []
 
     async def read_work(pods: Iterable[KubeObject]) -> dict[str, int]:

@@ -56,7 +56,7 @@ def snapshot(status: dict[str, Any] | None = None, **fields: Any) -> Snapshot:
     obj = service(status=STATUS if status is None else status)
     model = {"source": "hf://org/llama", "name": "llama-3.1-8b", "aliases": ["gpt-4o-mini"]}
     obj |= {"spec": {"model": model}}
-    return Snapshot(obj, 9, **fields)
+    return Snapshot(obj, **fields)
 
 
 def lines_of(shown: Snapshot, section: str) -> list[str]:
@@ -133,7 +133,7 @@ def test_what_could_not_be_read_is_said() -> None:
 
 def test_a_model_is_named_as_its_service_where_the_spec_names_none() -> None:
     obj = service() | {"spec": {"model": {"source": "file:///m"}}}
-    assert "model    llama (file:///m)" in text_of(Snapshot(obj, 9), NOW)
+    assert "model    llama (file:///m)" in text_of(Snapshot(obj), NOW)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

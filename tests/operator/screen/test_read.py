@@ -1,7 +1,7 @@
-"""What is read for the screen, when it is read again, and what is said of what cannot be."""
+"""What is read for the screen, what is read again, and what is said of what cannot be."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,30 +11,28 @@ from tests.operator.memory_kube import MemoryKube
 from kvasir_operator.errors import (
     CrdNotInstalledError,
     KindNotServedError,
-    KubeApiError,
     KubeForbiddenError,
     KubeUnavailableError,
     ServiceNotFoundError,
-    WatchExpiredError,
 )
 from kvasir_operator.kube.kinds import EVENT, INFERENCE_SERVICE, LEADER_WORKER_SET, Kind, KubeObject, ServiceKey
-from kvasir_operator.queue.back_off import BackOff
 from kvasir_operator.screen.read import Snapshot, follow, read
 
 KEY = ServiceKey("models", "llama")
-AT_ONCE = BackOff(0.0, 0.0)
 
 
-class WatchedKube(MemoryKube):
-    """`watches`: what each watch brings in turn, an error last where it breaks off. `forbidden` cannot be listed, and
-    `missing` are kinds that are not served."""
+class PartlyKube(MemoryKube):
+    """`forbidden` cannot be listed, and `missing` are kinds that are not served."""
 
-    def __init__(self, *watches: list[dict[str, Any] | KubeApiError]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.watches = list(watches)
-        self.watched_from: list[tuple[str, str | None]] = []
         self.forbidden: set[Kind] = set()
         self.missing: set[Kind] = set()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> KubeObject | None:
+        if kind in self.forbidden:
+            raise KubeForbiddenError(f"{kind.plural} is forbidden", 403)
+        return await super().get(kind, namespace, name)
 
     async def list_pages(self, kind: Kind, *arguments: Any, **options: Any) -> AsyncIterator[KubeObject]:
         if kind in self.forbidden:
@@ -44,19 +42,9 @@ class WatchedKube(MemoryKube):
         async for page in super().list_pages(kind, *arguments, **options):
             yield page
 
-    async def watch(
-        self, kind: Kind, namespace: str | None, labels: Any, resource_version: str, seconds: float,
-        fields: str | None = None,
-    ) -> AsyncGenerator[dict[str, Any], None]:  # fmt: skip
-        self.watched_from.append((resource_version, fields))
-        for event in self.watches.pop(0) if self.watches else [KubeUnavailableError("no more", 401)]:
-            if isinstance(event, KubeApiError):
-                raise event
-            yield event
 
-
-def kube_with(*watches: list[dict[str, Any] | KubeApiError], name: str = "llama") -> WatchedKube:
-    kube = WatchedKube(*watches)
+def kube_with(name: str = "llama") -> PartlyKube:
+    kube = PartlyKube()
     kube.objects[(INFERENCE_SERVICE.kind, "models", name)] = service(name)
     kube.objects[("Deployment", "models", "llama-serve")] = deployment()
     about = {"uid": "uid-1"}
@@ -69,12 +57,12 @@ def kube_with(*watches: list[dict[str, Any] | KubeApiError], name: str = "llama"
     return kube
 
 
-def followed(kube: WatchedKube, number: int) -> list[Snapshot]:
+def followed(kube: PartlyKube, number: int) -> list[Snapshot]:
     """The first snapshots; errors leave as they come."""
 
     async def run() -> list[Snapshot]:
         found: list[Snapshot] = []
-        async for snapshot in follow(kube, KEY, AT_ONCE):
+        async for snapshot in follow(kube, KEY, 0.0):
             found.append(snapshot)
             if len(found) == number:
                 break
@@ -95,7 +83,7 @@ def test_a_missing_service_is_named_beside_those_that_there_are() -> None:
     with pytest.raises(ServiceNotFoundError, match=r"no InferenceService 'llama' in namespace 'models': it has other"):
         asyncio.run(read(kube_with(name="other"), KEY))
     with pytest.raises(ServiceNotFoundError, match="it has none"):
-        asyncio.run(read(WatchedKube(), KEY))
+        asyncio.run(read(PartlyKube(), KEY))
 
 
 def test_a_missing_crd_and_a_missing_right_say_what_to_do() -> None:
@@ -128,19 +116,28 @@ def test_leader_worker_sets_that_are_forbidden_or_not_served_hide_no_other_revis
         assert snapshot.notes == ()
 
 
-def test_a_change_is_read_and_the_watch_goes_on_from_there() -> None:
-    kube = kube_with([{"type": "MODIFIED"}], [{"type": "BOOKMARK"}])
-    assert [each.version for each in followed(kube, 3)] == [0, 0, 0]
-    assert kube.watched_from == [("0", "metadata.name=llama")] * 2
+def test_a_change_is_read() -> None:
+    kube = kube_with()
 
+    async def run() -> list[Snapshot]:
+        shown: list[Snapshot] = []
+        async for snapshot in follow(kube, KEY, 0.0):
+            shown.append(snapshot)
+            if len(shown) == 3:
+                break
+            if len(shown) == 2:
+                kube.objects[(INFERENCE_SERVICE.kind, "models", "llama")]["status"] = {"phase": "Ready"}
+        return shown
 
-def test_a_version_that_is_too_old_and_a_watch_that_ends_are_no_errors() -> None:
-    assert [each.notes for each in followed(kube_with([WatchExpiredError("gone", 410)], []), 3)] == [(), (), ()]
+    first, second, third = asyncio.run(run())
+    assert first == second
+    assert third.service["status"] == {"phase": "Ready"}
 
 
 def test_an_api_server_that_goes_away_is_said_and_waited_for() -> None:
-    kube = kube_with([KubeUnavailableError("no answer")])
-    kube.failures = [*8 * [None], KubeUnavailableError("still none")]
+    kube = kube_with()
+    num_requests = _num_requests_of_a_read()
+    kube.failures = [*num_requests * [None], KubeUnavailableError("no answer"), KubeUnavailableError("still none")]
     snapshots = followed(kube, 4)
     assert [each.notes for each in snapshots] == [
         (),
@@ -151,20 +148,28 @@ def test_an_api_server_that_goes_away_is_said_and_waited_for() -> None:
     assert snapshots[2].service == snapshots[0].service
 
 
+def _num_requests_of_a_read() -> int:
+    kube = kube_with()
+    kube.failures = 100 * [None]
+    asyncio.run(read(kube, KEY))
+    return 100 - len(kube.failures)
+
+
 def test_one_that_was_never_there_or_no_longer_knows_the_user_ends_it() -> None:
     kube = kube_with()
     kube.failures = [KubeUnavailableError("no answer")]
     with pytest.raises(KubeUnavailableError, match="no answer"):
         followed(kube, 1)
+    kube.failures = [*_num_requests_of_a_read() * [None], KubeUnavailableError("Unauthorized", 401)]
     with pytest.raises(KubeUnavailableError, match="Unauthorized"):
-        followed(kube_with([KubeUnavailableError("Unauthorized", 401)]), 2)
+        followed(kube, 2)
 
 
 def test_a_service_that_is_deleted_while_it_is_watched_ends_it() -> None:
-    kube = kube_with([{"type": "DELETED"}])
+    kube = kube_with()
 
     async def run() -> None:
-        async for _ in follow(kube, KEY, AT_ONCE):
+        async for _ in follow(kube, KEY, 0.0):
             kube.objects.pop((INFERENCE_SERVICE.kind, "models", "llama"), None)
 
     with pytest.raises(ServiceNotFoundError):

@@ -7,14 +7,14 @@ from tests.operator.cluster_objects import NOW, deployment, service
 
 from kvasir_operator.api.labels import REVISION_LABEL
 from kvasir_operator.rollout.goal import RolloutPhase
-from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.roles import role_state
 from kvasir_operator.status.status import derive_status
 
 KubeObject = dict[str, Any]
 URL = "http://llama-router.models.svc:8080/v1"
-SETTLED = Situation("llama-8b", rollout=RolloutState(RolloutPhase.COMPLETE, "aaaa"))
+SETTLED = Situation("llama-8b", rollout=RolloutPlan(RolloutPhase.COMPLETE, "aaaa"))
 
 
 def status_of(

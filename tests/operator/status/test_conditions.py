@@ -10,7 +10,7 @@ from kvasir_operator.api.conditions import Reason
 from kvasir_operator.autoscaling.ledger import ServiceScaling
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
-from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.status.conditions import Situation
 
 ENGINES = [pod("e1"), pod("e2")]
@@ -163,7 +163,7 @@ def test_pods_of_the_former_revision_serve_while_those_of_the_new_one_start() ->
 
 
 def test_a_paused_canary_says_what_share_it_has_and_what_it_waits_for() -> None:
-    rollout = RolloutState(RolloutPhase.PAUSED, "bbbb", traffic_weight=10)
+    rollout = RolloutPlan(RolloutPhase.PAUSED, "bbbb", traffic_weight=10)
     status = status_of([deployment()], ENGINES + ROUTERS, replace(SETTLED, rollout=rollout))
     assert condition(status, "Progressing") == ("False", "RolloutPaused")
     assert find(status, "Progressing")["message"] == (
@@ -173,7 +173,7 @@ def test_a_paused_canary_says_what_share_it_has_and_what_it_waits_for() -> None:
 
 
 def test_a_halted_rollout_degrades_a_service_that_serves_on() -> None:
-    rollout = RolloutState(RolloutPhase.HALTED, "bbbb", trouble="no pod became ready within 600 s")
+    rollout = RolloutPlan(RolloutPhase.HALTED, "bbbb", trouble="no pod became ready within 600 s")
     status = status_of([deployment()], ENGINES + ROUTERS, replace(SETTLED, rollout=rollout))
     assert condition(status, "Ready") == ("True", "Serving")
     assert condition(status, "Progressing") == ("False", "RolloutHalted")
@@ -182,7 +182,7 @@ def test_a_halted_rollout_degrades_a_service_that_serves_on() -> None:
 
 
 def test_of_a_halted_rollout_the_failure_itself_is_the_reason() -> None:
-    rollout = RolloutState(RolloutPhase.HALTED, "bbbb", trouble="pod stuck: ErrImagePull")
+    rollout = RolloutPlan(RolloutPhase.HALTED, "bbbb", trouble="pod stuck: ErrImagePull")
     situation = replace(SETTLED, rollout=rollout)
     status = status_of([deployment(total=3, updated=1)], [*ENGINES, STUCK, *ROUTERS], situation)
     assert condition(status, "Degraded") == ("True", "ImagePullFailed")
@@ -202,7 +202,7 @@ def test_a_feature_that_blocks_engines_is_why_nothing_is_served() -> None:
 
 def test_a_feature_that_blocks_engines_lets_those_of_a_former_revision_serve_on() -> None:
     problem = Waiting(Reason.UNSUPPORTED_FEATURE, "spec.parallelism.tensor: later")
-    rollout = RolloutState(RolloutPhase.HALTED, "bbbb", trouble=problem.message)
+    rollout = RolloutPlan(RolloutPhase.HALTED, "bbbb", trouble=problem.message)
     situation = Situation("llama-8b", [problem], rollout, blocked=problem.message)
     status = status_of([deployment()], ENGINES + ROUTERS, situation)
     assert condition(status, "Ready") == ("True", "Serving")

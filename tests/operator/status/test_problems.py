@@ -1,8 +1,10 @@
 """What a pass found beside its pods: each problem with its reason, and what to do."""
 
+import pytest
+
 from kvasir_operator.apply.apply import Refusal
 from kvasir_operator.desired.unsupported import UnsupportedFeature
-from kvasir_operator.errors import KubeForbiddenError, ObjectRefusedError
+from kvasir_operator.errors import KubeApiError, KubeForbiddenError, ObjectRefusedError, ServerFailedError
 from kvasir_operator.kube.kinds import SERVICE, ObjectKey, ServiceKey
 from kvasir_operator.observe.model_names import GatewayState
 from kvasir_operator.status.problems import find_problems
@@ -28,10 +30,20 @@ def test_each_problem_has_its_reason_and_names_what_it_is_about() -> None:
     ]
 
 
-def test_an_api_server_that_drops_image_volumes_is_told_apart_from_a_broken_manifest() -> None:
-    error = ObjectRefusedError("spec.template.spec.volumes[1]: Required value: must specify a volume type", 422)
+@pytest.mark.parametrize(
+    "error",
+    [
+        ObjectRefusedError("spec.template.spec.volumes[1]: Required value: must specify a volume type", 422),
+        ServerFailedError('.spec.template.spec.volumes[name="model"].image: field not declared in schema', 500),
+    ],
+)
+def test_an_api_server_without_image_volumes_is_told_apart_from_a_broken_manifest(error: KubeApiError) -> None:
     [found] = find_problems([], [Refusal(KEY, error)], [], [])
-    assert found.message.endswith("oci://, for which this API server needs its feature gate ImageVolume)")
+    assert found.message.endswith(
+        "oci:// needs image volumes: Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)"
+    )
+    [other] = find_problems([], [Refusal(KEY, ObjectRefusedError("spec.replicas: Invalid value", 422))], [], [])
+    assert "oci://" not in other.message
 
 
 def test_a_service_that_is_as_it_should_be_has_none() -> None:

@@ -21,7 +21,7 @@ from kvasir_operator.api.parse import parse_group
 from kvasir_operator.api.service_status import Phase, ServiceStatus
 from kvasir_operator.observe.waiting import Waiting
 from kvasir_operator.rollout.goal import RolloutPhase
-from kvasir_operator.rollout.plan import RolloutState
+from kvasir_operator.rollout.plan import RolloutPlan
 from kvasir_operator.status.conditions import Situation
 from kvasir_operator.status.status import derive_status
 
@@ -29,7 +29,7 @@ ENGINES = [pod("e1"), pod("e2")]
 ROUTERS = [pod("r1", "router"), pod("r2", "router")]
 STUCK = pod("e", ready=False, containerStatuses=[waiting_container("ErrImagePull", "no such image")])
 SUSPENDED = replace(SETTLED, is_suspended=True)
-PAUSED = replace(SETTLED, rollout=RolloutState(RolloutPhase.PAUSED, "bbbb", 10))
+PAUSED = replace(SETTLED, rollout=RolloutPlan(RolloutPhase.PAUSED, "bbbb", 10))
 
 
 def test_a_service_shows_its_staffing_and_what_scale_needs() -> None:

@@ -207,15 +207,6 @@ def test_of_what_is_held_only_tokens_that_no_engine_has_cached_count(work: float
     assert queue_of(held).held_demand() == {"a": HeldDemand(1, tokens)}
 
 
-@pytest.mark.parametrize(
-    ("tenant", "tokens"),
-    [("a", 3000 + 1000 + 3000), ("b", 1000 + 1000 + 1000), ("new", 0)],
-)
-def test_before_a_newcomer_is_its_tenants_and_as_much_of_every_other(tenant: str, tokens: int) -> None:
-    queue = queue_of(*(request("a") for _ in range(3)), request("b"), *(request("c") for _ in range(5)))
-    assert queue.cost_tokens_before(request(tenant)) == tokens
-
-
 def test_waking_asks_about_each_model_once_however_many_wait() -> None:
     num_requests, num_models = 10_000, 50
     queue = RequestQueue(num_requests)

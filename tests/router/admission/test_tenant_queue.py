@@ -65,16 +65,6 @@ def test_counts_follow_what_is_inside() -> None:
     assert (queue.num_requests, queue.cost_tokens, set(queue.models)) == (1, 256, {"b"})
 
 
-@pytest.mark.parametrize(("priority", "tokens"), [(-2, 0), (-1, 300), (0, 800), (1, 800), (7, 1500)])
-def test_before_a_newcomer_are_all_of_its_priority_and_the_more_pressing(priority: int, tokens: int) -> None:
-    queue = filled(
-        request(1, num_tokens=500, model="a"),
-        request(2, num_tokens=300, priority=-1, model="b"),
-        request(3, num_tokens=700, priority=7, model="a"),
-    )
-    assert queue.cost_tokens_before(request(4, priority=priority)) == tokens
-
-
 @pytest.mark.parametrize(("now", "order"), [(18.0, [1, 2]), (19.0, [2, 1])])
 def test_one_of_four_times_the_work_may_have_waited_four_times_as_long(now: float, order: list[int]) -> None:
     """Their ratios are equal once they have waited for 13.3 and 3.3 s."""
@@ -110,9 +100,3 @@ def test_estimates_go_round_so_that_everyone_gets_one() -> None:
     for _ in range(4):
         queue.estimate_some()
     assert sorted(set(asked)) == list(range(30))
-
-
-def test_before_a_newcomer_is_what_is_no_more_work() -> None:
-    queue = filled(request(1, num_tokens=5000, work=5000), request(2, num_tokens=300, work=300))
-    assert queue.cost_tokens_before(request(3, work=1000)) == 300
-    assert queue.cost_tokens_before(request(3, work=5000)) == 5300
