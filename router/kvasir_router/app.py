@@ -110,6 +110,8 @@ class Handler:
     async def _understand(self, exchange: Exchange, content: bytes, tenant: str | None) -> Job:
         headers, body_received = exchange.headers, time.perf_counter()
         read = partial(self._large_bodies.read, len(content))
+        if exchange.translated is not None:
+            content = await read(partial(exchange.translated, content))
         fields = await read(partial(request.read_fields, exchange.dialect, content))
         service = self._parts.services.of(request.model_of(fields))
         inference = await request.parse(

@@ -26,8 +26,12 @@ from kvasir_router.dialects.responses import Responses
 from kvasir_router.dialects.text_prompts import Completions, Embeddings, Scores, Tokenize
 from kvasir_router.errors import MethodNotAllowedError, RequestError, UnknownPathError
 from kvasir_router.kept_responses import PATHS, KeptResponses
+from kvasir_router.ollama_models import METHODS as OLLAMA_METHODS
+from kvasir_router.ollama_models import PREFIX as OLLAMA_PREFIX
+from kvasir_router.ollama_models import SHOW_PATH, OllamaErrors, ollama_routes
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.headers import EXPOSED_HEADERS
+from kvasir_router.relay.ollama import PATHS as OLLAMA_PATHS
 from kvasir_router.service.service import Services
 
 logger = logging.getLogger(__name__)
@@ -47,7 +51,9 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
 HEALTH_PATHS = ("/health", "/ping")
+_FORWARDED = {*DIALECTS, *OLLAMA_PATHS}
 _UNKNOWN_API = OpenAIErrors()
+_OLLAMA_API = OllamaErrors()
 
 
 def create_app(
@@ -92,6 +98,7 @@ def _application(
         Route("/v1/models", listing.list),
         Route("/v1/models/{name:path}", listing.show),
         *kept_responses.routes(),
+        *ollama_routes(services, listing.authenticate),
     ]
     on_error = {RequestError: _answer_error, 404: _answer_unknown_path, 405: _answer_wrong_method}
     app = Starlette(routes=routes, exception_handlers=on_error)
@@ -102,7 +109,7 @@ def _application(
 def document() -> dict[str, Any]:
     """OpenAPI's, of which paths there are and what each takes. What becomes of a body is engines' to say."""
     own = ("/openapi.json", *HEALTH_PATHS, "/v1/models", "/v1/models/{name}")
-    methods = {**dict.fromkeys(own, ("GET",)), **PATHS, **dict.fromkeys(DIALECTS, ("POST",))}
+    methods = {**dict.fromkeys(own, ("GET",)), **PATHS, **OLLAMA_METHODS, **dict.fromkeys(_FORWARDED, ("POST",))}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Kvasir router", "version": __version__},
@@ -116,8 +123,12 @@ def _operation(path: str) -> dict[str, Any]:
     return {
         "parameters": [{"name": name, "in": "path", "required": True, "schema": text} for name in names],
         "responses": {"200": {"description": "The answer."}, "default": {"description": "A refusal: the API's error."}},
-        **({"requestBody": body} if path in DIALECTS else {}),
+        **({"requestBody": body} if path in _FORWARDED or path == SHOW_PATH else {}),
     }
+
+
+def _wording_of(path: str) -> Dialect | OpenAIErrors | OllamaErrors:
+    return _OLLAMA_API if path.startswith(OLLAMA_PREFIX) else DIALECTS.get(path, _UNKNOWN_API)
 
 
 async def _show_document(request: Request) -> Response:
@@ -130,14 +141,14 @@ class _ModelRoutes:
         self._api_keys = api_keys
 
     async def list(self, request: Request) -> Response:
-        self._authenticate(request)
+        self.authenticate(request)
         return JSONResponse({"object": "list", "data": self._services.cards()})
 
     async def show(self, request: Request) -> Response:
-        self._authenticate(request)
+        self.authenticate(request)
         return JSONResponse(self._services.card(request.path_params["name"]))
 
-    def _authenticate(self, request: Request) -> None:
+    def authenticate(self, request: Request) -> None:
         if self._api_keys is not None:
             self._api_keys.tenant_of(request.scope["headers"])
 
@@ -147,7 +158,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     request_id = request_id_of(request.scope["headers"])
     logger.info("%s", error, extra={"request_id": request_id, "status": error.status})
-    wording = DIALECTS.get(request.scope["path"], _UNKNOWN_API)
+    wording = _wording_of(request.scope["path"])
     response = Response(wording.error_body(error), error.status)
     response.raw_headers.extend([*error.headers(), (b"x-request-id", request_id.encode("latin-1"))])
     return response
@@ -155,7 +166,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 async def _answer_unknown_path(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
-    if path in DIALECTS:
+    if path in _FORWARDED:
         return await _answer_error(request, _wrong_method(request, "POST"))
     error = UnknownPathError(f"there is no {path}; see /v1/models and /v1/chat/completions")
     return await _answer_error(request, error)

@@ -15,13 +15,14 @@ import schemathesis
 from aiohttp import web
 from hypothesis import HealthCheck, settings
 
-from kvasir_router import kept_responses
+from kvasir_router import kept_responses, ollama_models
 from kvasir_router.config import RouterConfig
+from kvasir_router.relay import ollama
 from kvasir_router.routes import DIALECTS, HEALTH_PATHS, document
 from kvasir_router.server import running
 
 DOCUMENT = document()
-for path in DIALECTS:
+for path in (*DIALECTS, *ollama.PATHS):
     body = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     body["properties"] = {
         "model": {"type": "string", "examples": ["tiny"]},  # which the router knows: some requests get to the engine
@@ -97,11 +98,14 @@ def closed_router_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
 def check(answer: Any) -> None:
     """The router's own failure is none of them."""
     assert answer.status_code < 500, answer.text
-    assert answer.headers["content-type"][0].startswith("application/json")
+    kind = "application/json" if answer.status_code >= 400 else ("application/json", "application/x-ndjson")
+    assert answer.headers["content-type"][0].startswith(kind)
     if answer.status_code >= 400:
         error = answer.json()["error"]
-        assert error["message"]
-        assert error["type"]
+        if not isinstance(error, str):  # as Ollama has it
+            assert error["type"]
+            error = error["message"]
+        assert error
 
 
 @schema.parametrize()
@@ -137,4 +141,4 @@ def test_the_document_is_served_and_names_every_forwarded_path(router_url: str) 
     with urllib.request.urlopen(router_url + "/openapi.json", timeout=10) as answer:
         served = json.load(answer)
     own = {"/openapi.json", "/health", "/ping", "/v1/models", "/v1/models/{name}"}
-    assert served["paths"].keys() == {*own, *DIALECTS, *kept_responses.PATHS}
+    assert served["paths"].keys() == {*own, *DIALECTS, *kept_responses.PATHS, *ollama.PATHS, *ollama_models.METHODS}

@@ -155,7 +155,10 @@ class Exchange:
         body: Body,
         writer: ResponseWriter,
         cors_origins: Set[bytes] = frozenset(),
+        translated: Callable[[bytes], bytes] | None = None,
     ) -> None:
+        self.translated = translated
+        """Makes the client's body the dialect's, where the client speaks another API; raises RequestError."""
         self.path = path  # as an engine knows it, however the client wrote it; with the query string
         self.headers = headers
         self.dialect = dialect

@@ -15,6 +15,8 @@ from kvasir_http.http_protocol import BoundedHttpProtocol
 from kvasir_router.dialects.dialect import Dialect
 from kvasir_router.relay.body import CLIENT_TIMES, Body, BodyBudget, ClientTimes
 from kvasir_router.relay.exchange import Exchange, ResponseWriter
+from kvasir_router.relay.ollama import PATHS as OLLAMA_PATHS
+from kvasir_router.relay.ollama import OllamaWriter
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
         if forwarding is None or parser.get_method() != b"POST":
             return None
         path, query = path_and_query(self.url)
+        is_ollama = path in OLLAMA_PATHS
+        path = OLLAMA_PATHS.get(path, path)
         dialect = forwarding.dialects.get(path)
         if dialect is None:
             return None
         version = parser.get_http_version()
-        writer = ResponseWriter(
+        writer = (OllamaWriter if is_ollama else ResponseWriter)(
             self.transport,
             self._server_connections,
             self.on_response_complete,
@@ -99,6 +103,7 @@ class ForwardingHttpProtocol(BoundedHttpProtocol):
             Body(forwarding.bodies, forwarding.max_body_bytes, self.num_body_bytes_left, self._times),
             writer,
             forwarding.cors_origins,
+            writer.translated if isinstance(writer, OllamaWriter) else None,
         )
 
     async def _handle(self, exchange: Exchange) -> None:
