@@ -51,7 +51,7 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 """What is forwarded, by path: POST with a JSON object that names a model; each is answered by one engine."""
 HEALTH_PATHS = ("/health", "/ping")
-_FORWARDED = {*DIALECTS, *OLLAMA_PATHS}
+_FORWARDED = (*DIALECTS, *OLLAMA_PATHS)
 _UNKNOWN_API = OpenAIErrors()
 _OLLAMA_API = OllamaErrors()
 
