@@ -16,9 +16,9 @@ from urllib.parse import unquote
 import llguidance
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.formats import FORMATS, PATTERNS
 from kvasir_runtime.structured.negation import (
     CHECKED,
-    FORMATS,
     TYPES,
     NotExpressibleError,
     Resolve,
@@ -28,6 +28,8 @@ from kvasir_runtime.structured.negation import (
     negated,
     types_of,
 )
+from kvasir_runtime.structured.numbers import BOUNDS, bound_within, exact_value
+from kvasir_runtime.structured.property_names import ESCAPES_OF_ONE_LETTER, NotSealedError, has_two_spellings, sealed
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # there for type checkers alone
@@ -96,7 +98,13 @@ def json_schema_grammar(schema: Any, *, any_whitespace: bool = True) -> str:
     options: JsonCompileOptions = {"whitespace_flexible": any_whitespace}
     if any_whitespace:
         options["whitespace_pattern"] = WHITE_SPACE
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(promisable(schema)), overrides=options)
+    promised: Schema = promisable(schema)
+    if has_two_spellings(promised):
+        try:
+            promised = sealed(promised)
+        except NotSealedError:
+            options["json_allowed_escapes"] = ESCAPES_OF_ONE_LETTER
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(promised), overrides=options)
 
 
 def promisable(schema: Any) -> dict[str, Any]:
@@ -164,6 +172,8 @@ class _Rewriting:
         together = [*self._one_of(schema, place, depth), *self._conditions(schema, place, depth)]
         together += self._dependencies(schema, place, depth)
         together += self._arrays(schema, place, depth)
+        if schema.get("format") in PATTERNS:
+            together.append({"pattern": PATTERNS[schema["format"]]})
         counts = self._counts(schema, place)
         if counts:
             together += counts
@@ -195,11 +205,15 @@ class _Rewriting:
             elif name in _SINGLE or name == "items":
                 yield name, self.schema(value, here, depth + 1)
             elif name == "format":
-                if value in FORMATS:
+                if value in FORMATS and value not in PATTERNS:
                     yield name, value
             elif name in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
                 if value and (bound := name.replace("exclusiveM", "m")) in schema:  # draft 4
-                    yield name, schema[bound]
+                    yield self._bound(name, schema[bound], schema, place)
+            elif name in BOUNDS:
+                yield self._bound(name, value, schema, place)
+            elif name in ("const", "enum"):
+                yield name, self._constant(name, value, place)
             elif name in _WHOLE_NUMBERS:
                 yield name, int(value) if isinstance(value, float) and value.is_integer() else value
             elif name in REFUSED:
@@ -210,6 +224,18 @@ class _Rewriting:
                     raise UnsupportedKeywordError(name, place, f"{REFUSED[name]}; leave it out and check the answer")
             elif name not in _REWRITTEN:
                 yield name, value
+
+    def _bound(self, keyword: str, value: float, schema: dict[str, Any], place: str) -> tuple[str, float]:
+        found = bound_within(keyword, value, is_whole=schema.get("type") == "integer")
+        if found is None:
+            raise UnsupportedKeywordError(keyword, place, f"{value} is no number of 64 bits")
+        return found
+
+    def _constant(self, keyword: str, value: Any, place: str) -> Any:
+        try:
+            return exact_value(value)
+        except ValueError as error:
+            raise UnsupportedKeywordError(keyword, place, f"it holds {error}") from error
 
     def _one_of(self, schema: dict[str, Any], place: str, depth: int) -> Iterator[Schema]:
         if "oneOf" not in schema:
@@ -264,7 +290,13 @@ class _Rewriting:
         required = set(schema.get("required", ()))
         optional = [name for name, each in schema.get("properties", {}).items() if name not in required]
         is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
-        if not optional or (is_closed and most is None and least - len(required) == 1):
+        num_others = 0 if is_closed else 1
+        """Names that are not listed and count for sure: a second one may repeat the first."""
+        if not optional:
+            if least - len(required) > num_others:
+                raise UnsupportedKeywordError("minProperties", place, "names that nothing lists could be repeated")
+            return []
+        if is_closed and most is None and least - len(required) == 1:
             return []  # as it is
         if most is None and least - len(required) == 1:
             some: list[Schema] = [{"required": [name]} for name in optional]
@@ -277,7 +309,7 @@ class _Rewriting:
         choices: list[Schema] = []
         for number in range(len(optional) + 1):
             total = number + len(required)
-            if (most is not None and total > most) or (is_closed and total < least):
+            if (most is not None and total > most) or total + num_others < least:
                 continue
             for chosen in itertools.combinations(optional, number):
                 left = {name: False for name in optional if name not in chosen}

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Final
 
+from kvasir_runtime.structured.formats import FORMATS
+
 Schema = dict[str, Any] | bool
 Resolve = Callable[[Schema], Schema]
 """Follows `$ref`s; raises NotExpressibleError."""
 
 TYPES: Final = ("object", "array", "string", "number", "boolean", "null")
-FORMATS: Final = frozenset(
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
-)
-"""That are checked. Others describe only, as the specification has it for formats that nobody knows."""
 MAX_DEPTH: Final = 16
 """Of opposites within opposites."""
 MAX_PAIRS: Final = 20

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.formats import FORMATS
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
-from kvasir_runtime.structured.negation import CHECKED, FORMATS
+from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.lark import TextRule, fault_of_regex
 from kvasir_runtime.talk.text_formats import REGEXES
 

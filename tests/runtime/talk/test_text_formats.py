@@ -5,7 +5,7 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvasir_runtime.structured.negation import FORMATS
+from kvasir_runtime.structured.formats import FORMATS
 from kvasir_runtime.talk.text_formats import REGEXES
 
 TAKEN = [
