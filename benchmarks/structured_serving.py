@@ -92,7 +92,9 @@ def _asked(client: httpx.Client, schema: Any, num_tokens: int) -> int:
     body = {"model": "m", "prompt": "a", "max_tokens": num_tokens, "temperature": 1.0, "seed": 0}
     if schema is not None:
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    answer = client.post("/v1/completions", content=json.dumps(body))
+    answer = client.post(
+        "/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )  # as text: schemas hold lone surrogates, which httpx refuses
     answer.raise_for_status()
     return int(answer.json()["usage"]["completion_tokens"])
 
