@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from email.utils import formatdate
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from kvasir_router.server import running
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
+ODD_DATE = ("Mon, 1 Jan 99999999999999 00:00:00 GMT", 1)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -108,7 +110,8 @@ async def test_what_all_engines_refuse_is_the_requests_fault_and_relayed(
 
 
 @pytest.mark.parametrize(
-    ("retry_after", "seconds"), [(None, 1), ("0", 1), ("7", 7), ("999", 30), ("9" * 30, 30), ("soon", 1), ("-5", 1)]
+    ("retry_after", "seconds"),
+    [(None, 1), ("0", 1), ("7", 7), ("999", 30), ("9" * 30, 30), ("soon", 1), ("-5", 1), ODD_DATE],
 )
 async def test_a_busy_engine_is_passed_over_for_as_long_as_it_says_within_bounds(
     retry_after: str | None, seconds: float, engines: Any, start_router: Any, client: Any
@@ -118,6 +121,17 @@ async def test_a_busy_engine_is_passed_over_for_as_long_as_it_says_within_bounds
     assert [await ask(client, router) for _ in range(2)] == [200, 200]
     until = {each.url: each.suspect_until for each in registry_of(router)}
     assert until == {engines[0].url: 100.0 + seconds, engines[1].url: 0.0}
+
+
+@pytest.mark.parametrize(("away", "least", "most"), [(12, 11, 12), (900, 30, 30), (-900, 1, 1), (1e11, 30, 30)])
+async def test_a_busy_engine_that_names_a_date_is_passed_over_until_then(
+    away: float, least: float, most: float, engines: Any, start_router: Any, client: Any
+) -> None:
+    router = await start_router(*engines, policy="roundRobin", tuned={"clock": lambda: 100.0})
+    engines[0].status, engines[0].retry_after = 429, formatdate(time.time() + away, usegmt=True)
+    assert [await ask(client, router) for _ in range(2)] == [200, 200]
+    until = max(each.suspect_until for each in registry_of(router))
+    assert 100.0 + least <= until <= 100.0 + most
 
 
 @pytest.mark.parametrize("status", [401, 404, 429])

@@ -6,6 +6,7 @@ one unbroken stream. Leaving early (client gone, time-out) closes the upstream c
 """
 
 from collections.abc import Callable
+from email.utils import mktime_tz, parsedate_tz
 
 from kvasir_router.errors import (
     StreamMovedError,
@@ -165,11 +166,23 @@ def unavailable(answer: UpstreamAnswer) -> UpstreamUnavailableError:
 
 
 def _retry_after(answer: UpstreamAnswer) -> float | None:
-    """Seconds; 0 where the header says a date, which is for those who share a clock."""
+    """Seconds: as written, or from the answer's own date until the one that is written; 0 where it says neither."""
     value = value_of(answer.headers, b"retry-after")
     if value is None:
         return None
-    return float(value) if value.isdigit() and len(value) < 100 else 0.0
+    if value.isdigit() and len(value) < 100:
+        return float(value)
+    until, now = _time_of(value), _time_of(value_of(answer.headers, b"date") or b"")
+    return 0.0 if until is None or now is None else until - now
+
+
+def _time_of(date: bytes) -> float | None:
+    """Seconds since the epoch of a date of HTTP; None: it is none."""
+    parsed = parsedate_tz(date.decode("latin-1"))
+    try:
+        return None if parsed is None else float(mktime_tz(parsed))
+    except (ValueError, OverflowError):
+        return None
 
 
 async def _relay_events(
