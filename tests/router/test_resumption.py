@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,16 @@ def engines(engines: Any) -> Any:
     for engine in engines:
         engine.keeps_journal, engine.num_tokens, engine.token_seconds = True, 8, 0.002
     return sorted(engines, key=lambda engine: engine.url)  # the order in which equals are picked
+
+
+@pytest.fixture
+async def three_engines(engines: Any, exit_stack: AsyncExitStack) -> Any:
+    """With one more like these."""
+    third = type(engines[0])("three")
+    third.keeps_journal, third.num_tokens = True, 8
+    await third.start()
+    exit_stack.push_async_callback(third.stop)
+    return sorted([*engines, third], key=lambda engine: engine.url)
 
 
 @pytest.fixture
@@ -183,40 +194,25 @@ async def test_a_stream_that_gets_no_further_is_given_up(engines: Any, start_rou
 
 
 async def test_an_engine_that_will_not_continue_is_passed_over(
-    engines: Any, whole: bytes, start_router: Any, client: Any
+    three_engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    third = type(engines[0])("three")
-    await third.start()
-    try:
-        first, second, last = sorted([*engines, third], key=lambda engine: engine.url)
-        first.keeps_journal = last.keeps_journal = True
-        second.keeps_journal = False  # of another make
-        first.num_tokens = last.num_tokens = 8
-        first.die_after_tokens = 4
-        router = await start_router(first, second, last, policy="roundRobin", retries=1)
-        assert await stream(client, router) == whole
-        assert [len(engine.requests) for engine in (first, second, last)] == [1, 1, 1]
-        assert last.journals == [b"[0]\n[1]\n[2]\n[3]\n"]
-    finally:
-        await third.stop()
+    first, second, last = three_engines
+    first.die_after_tokens, second.keeps_journal = 4, False  # of another make
+    router = await start_router(*three_engines, policy="roundRobin", retries=1)
+    assert await stream(client, router) == whole
+    assert [len(engine.requests) for engine in three_engines] == [1, 1, 1]
+    assert last.journals == [b"[0]\n[1]\n[2]\n[3]\n"]
 
 
 async def test_an_engine_that_is_full_keeps_no_stream_from_the_next(
-    engines: Any, whole: bytes, start_router: Any, client: Any
+    three_engines: Any, whole: bytes, start_router: Any, client: Any
 ) -> None:
-    third = type(engines[0])("three")
-    await third.start()
-    try:
-        first, second, last = sorted([*engines, third], key=lambda engine: engine.url)
-        for engine in (first, second, last):
-            engine.keeps_journal, engine.num_tokens = True, 8
-        first.die_after_tokens, second.status, second.retry_after = 4, 429, "9"
-        router = await start_router(first, second, last, policy="roundRobin", retries=1)
-        assert await stream(client, router) == whole
-        (service,) = router.services
-        assert service.registry.get(second.url).suspect_until > 0
-    finally:
-        await third.stop()
+    first, second, _ = three_engines
+    first.die_after_tokens, second.status, second.retry_after = 4, 429, "9"
+    router = await start_router(*three_engines, policy="roundRobin", retries=1)
+    assert await stream(client, router) == whole
+    (service,) = router.services
+    assert service.registry.get(second.url).suspect_until > 0
 
 
 async def test_a_stream_that_nobody_continues_is_given_up(engines: Any, start_router: Any, client: Any) -> None:

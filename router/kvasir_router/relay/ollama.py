@@ -40,7 +40,7 @@ class OllamaWriter(ResponseWriter):
         self._headers: list[tuple[bytes, bytes]] = []
         self._rest = b""  # of a line, or an error that is no stream
         self._calls: dict[int, Json] = {}
-        self._said: Json = {"content": ""}  # of a whole answer
+        self._said: dict[str, list[Any]] = {"content": []}  # of a whole answer, by piece
         self._finish_reason: str | None = None
         self._usage: Mapping[str, int] = {}
         self._error: Json | None = None
@@ -106,7 +106,7 @@ class OllamaWriter(ResponseWriter):
                 super().write(_line(self._error or self._worded(piece) | {"done": False}))
             return
         for name, value in ((name, value) for piece in pieces for name, value in piece.items()):
-            self._said[name] = self._said[name] + value if name in self._said else value
+            self._said.setdefault(name, []).append(value)
 
     def _read(self, data: bytes) -> Iterator[Json]:
         """The pieces that an event brings."""
@@ -139,7 +139,8 @@ class OllamaWriter(ResponseWriter):
     def _last_line(self) -> Json:
         now = time.perf_counter_ns()
         first_at = self._first_at or now
-        return self._worded(self._said) | {
+        said = {name: parts[0] if name == "tool_calls" else "".join(parts) for name, parts in self._said.items()}
+        return self._worded(said) | {
             "done": True,
             "done_reason": "length" if self._finish_reason == "length" else "stop",
             "total_duration": now - self._begun_at,

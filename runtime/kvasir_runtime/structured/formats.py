@@ -1,24 +1,40 @@
-"""What `format` asks of a text. Days and hours are written as regular expressions of ours: each takes what RFC 3339 and
-`jsonschema` with its checkers take, so that February has the days of its year, and a leap second is no time."""
+"""Texts of the formats that JSON Schema names, as regular expressions of the whole text. Some take a part of what the
+format allows, never more: so a leap second is no time."""
 
 from typing import Final
 
-_YEAR: Final = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_FOURTH: Final = "(?:0[48]|[2468][048]|[13579][26])"
-"""Two digits, a multiple of 4 above 0."""
-_DAY: Final = (
-    "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_MONTH_DAY: Final = "(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+_BY_FOUR: Final = "(?:0[48]|[2468][048]|[13579][26])"
+_LEAP_YEAR: Final = f"(?:[0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)"
+DATE: Final = f"(?:(?:[0-9]{{3}}[1-9]|[0-9]{{2}}[1-9]0|[0-9][1-9]00|[1-9]000)-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
+TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST: Final = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
+_GROUP: Final = "[0-9a-fA-F]{1,4}"
+_IPV6: Final = "|".join(
+    [f"(?:{_GROUP}:){{7}}{_GROUP}", f"(?:{_GROUP}:){{1,7}}:", f":(?::{_GROUP}){{1,7}}", "::"]
+    + [f"(?:{_GROUP}:){{{before}}}(?::{_GROUP}){{1,{7 - before}}}" for before in range(1, 7)]
 )
-_DATE: Final = f"(?:{_YEAR}-{_DAY}|(?:[0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
-_HOUR: Final = "(?:[01][0-9]|2[0-3])"
-_TIME: Final = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-]{_HOUR}:[0-5][0-9])"
+_SECONDS: Final = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DAYS: Final = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 
-PATTERNS: Final = {
-    "date": f"^(?:{_DATE})$",
-    "time": f"^(?:{_TIME})$",
-    "date-time": f"^(?:{_DATE}[tT]{_TIME})$",
+_CHAR: Final = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+_PATH: Final = rf"(?:\/\/{_HOST}(?::[0-9]{{1,5}})?|{_CHAR}+)(?:\/{_CHAR}*)*"
+_BEHIND: Final = rf"(?:{_CHAR}|[\/?])*"
+
+REGEXES: Final = {
+    "date": DATE,
+    "time": TIME,
+    "date-time": f"{DATE}[tT]{TIME}",
+    "duration": f"P(?:{_DAYS}(?:T{_SECONDS})?|T{_SECONDS}|[0-9]+W)",
+    "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+){{0,8}}@{_HOST}",
+    "hostname": _HOST,
+    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "ipv6": f"(?:{_IPV6})",
+    "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+    "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?{_BEHIND})?(?:#{_BEHIND})?",
 }
-FORMATS: Final = frozenset([*PATTERNS, "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
-"""That are checked, the others by llguidance. What is not here describes only, as the specification has it for formats
-that nobody knows."""
+"""Of all formats that are checked. Others describe only, as the specification has it for formats that nobody knows."""
+PATTERNS: Final = {name: f"^(?:{REGEXES[name]})$" for name in ("date", "time", "date-time")}
+"""Of those in which llguidance takes more, such as 30 February."""

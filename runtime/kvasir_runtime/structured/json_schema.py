@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import llguidance
 
 from kvasir_runtime.errors import GrammarError
-from kvasir_runtime.structured.formats import FORMATS, PATTERNS
+from kvasir_runtime.structured.formats import PATTERNS, REGEXES
 from kvasir_runtime.structured.negation import (
     CHECKED,
     TYPES,
@@ -28,7 +28,7 @@ from kvasir_runtime.structured.negation import (
     negated,
     types_of,
 )
-from kvasir_runtime.structured.numbers import BOUNDS, bound_within, exact_value
+from kvasir_runtime.structured.numbers import BOUNDS, LOWER_BOUNDS, bound_within, exact_value
 from kvasir_runtime.structured.property_names import ESCAPES_OF_ONE_LETTER, NotSealedError, has_two_spellings, sealed
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
     "$ref": (str, "a text"),
     **dict.fromkeys(_MAPS, (dict, "an object of schemas")),
     **dict.fromkeys((*_LISTS, "oneOf"), (list, "a list of schemas")),
-    **dict.fromkeys((*_WHOLE_NUMBERS, "multipleOf", "minimum", "maximum"), ((int, float), "a number")),
+    **dict.fromkeys((*_WHOLE_NUMBERS, "multipleOf", *BOUNDS), ((int, float), "a number")),
 }
 """Of keywords' values."""
 MAX_SHOWN: Final = 80
@@ -180,7 +180,7 @@ class _Rewriting:
             schema = {name: value for name, value in schema.items() if name not in ("minProperties", "maxProperties")}
         if "propertyNames" in schema and "object" in types_of(schema):
             together.append(self._property_names(schema["propertyNames"], place))
-        rewritten = dict(self._kept(schema, place, depth))
+        rewritten = dict(self._kept(schema, place, depth)) | self._bounds(schema, place)
         if together:
             rewritten["allOf"] = [*rewritten.get("allOf", []), *together]
         return rewritten
@@ -205,13 +205,8 @@ class _Rewriting:
             elif name in _SINGLE or name == "items":
                 yield name, self.schema(value, here, depth + 1)
             elif name == "format":
-                if value in FORMATS and value not in PATTERNS:
+                if value in REGEXES and value not in PATTERNS:
                     yield name, value
-            elif name in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
-                if value and (bound := name.replace("exclusiveM", "m")) in schema:  # draft 4
-                    yield self._bound(name, schema[bound], schema, place)
-            elif name in BOUNDS:
-                yield self._bound(name, value, schema, place)
             elif name in ("const", "enum"):
                 yield name, self._constant(name, value, place)
             elif name in _WHOLE_NUMBERS:
@@ -222,14 +217,25 @@ class _Rewriting:
                     or (name == "contains" and _is_plain(schema))
                 ):
                     raise UnsupportedKeywordError(name, place, f"{REFUSED[name]}; leave it out and check the answer")
-            elif name not in _REWRITTEN:
+            elif name not in _REWRITTEN and name not in BOUNDS:
                 yield name, value
 
-    def _bound(self, keyword: str, value: float, schema: dict[str, Any], place: str) -> tuple[str, float]:
-        found = bound_within(keyword, value, is_whole=schema.get("type") == "integer")
-        if found is None:
-            raise UnsupportedKeywordError(keyword, place, f"{value} is no number of 64 bits")
-        return found
+    def _bounds(self, schema: dict[str, Any], place: str) -> dict[str, float]:
+        """Of numbers, the narrowest by keyword."""
+        bounds: dict[str, float] = {}
+        for name in BOUNDS:
+            value = schema.get(name)
+            if isinstance(value, bool):  # draft 4, of the bound beside it
+                value = schema.get(name.replace("exclusiveM", "m")) if value else None
+            if value is None:
+                continue
+            found = bound_within(name, value, is_whole=schema.get("type") == "integer")
+            if found is None:
+                raise UnsupportedKeywordError(name, place, "it lies beyond the numbers of 64 bits")
+            keyword, bound = found
+            narrower = max if keyword in LOWER_BOUNDS else min
+            bounds[keyword] = narrower(bound, bounds.get(keyword, bound))
+        return bounds
 
     def _constant(self, keyword: str, value: Any, place: str) -> Any:
         try:

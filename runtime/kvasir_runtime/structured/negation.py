@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Final
 
-from kvasir_runtime.structured.formats import FORMATS
+from kvasir_runtime.structured.formats import REGEXES
 
 Schema = dict[str, Any] | bool
 Resolve = Callable[[Schema], Schema]
@@ -121,7 +121,7 @@ class _Scope:
                 ]
             case "not":
                 return [value]
-            case "format" if value not in FORMATS:
+            case "format" if value not in REGEXES:
                 return []
             case _:
                 return [_beyond_bound(keyword, value)]

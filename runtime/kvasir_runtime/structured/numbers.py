@@ -7,14 +7,15 @@ LARGEST_EXACT: Final = 2**53
 """Up to here every whole number is a double."""
 LARGEST_BOUND: Final = 2**63 - 1024
 """The largest double that is a 64-bit integer."""
-BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+LOWER_BOUNDS: Final = ("minimum", "exclusiveMinimum")
+BOUNDS: Final = (*LOWER_BOUNDS, "maximum", "exclusiveMaximum")
 
 
 def bound_within(keyword: str, value: float, *, is_whole: bool) -> tuple[str, float] | None:
     """The same bound, or the next narrower that can be held; None: it cannot. `is_whole`: of whole numbers alone."""
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    is_lower = keyword in ("minimum", "exclusiveMinimum")
+    is_lower = keyword in LOWER_BOUNDS
     if is_whole and keyword.startswith("exclusive"):
         keyword = "minimum" if is_lower else "maximum"
         value = math.floor(value) + 1 if is_lower else math.ceil(value) - 1

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kvasir_runtime.errors import GrammarError
-from kvasir_runtime.structured.formats import FORMATS
+from kvasir_runtime.structured.formats import REGEXES
 from kvasir_runtime.structured.json_schema import UnsupportedKeywordError
 from kvasir_runtime.structured.negation import CHECKED
 from kvasir_runtime.talk.lark import TextRule, fault_of_regex
-from kvasir_runtime.talk.text_formats import REGEXES
 
 MAX_REFS: Final = 32
 OBJECT_KEYWORDS: Final = ("type", "properties", "required", "additionalProperties")
@@ -169,7 +168,7 @@ class ArgumentsSchema:
             return
         types = _declared(schema)
         for keyword in schema:
-            only_describes = (keyword == "format" and schema[keyword] not in FORMATS) or (
+            only_describes = (keyword == "format" and schema[keyword] not in REGEXES) or (
                 keyword == "additionalItems" and not isinstance(schema.get("items"), list)
             )
             speaks_of_others = bool(types) and keyword in _SPEAKS_OF and not {*types} & {*_SPEAKS_OF[keyword]}

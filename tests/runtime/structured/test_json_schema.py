@@ -18,10 +18,12 @@ from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
 
 DAYS = ("2024-02-29", "2000-02-29", "1999-12-31", "0001-04-30")
 NO_DAYS = ("2021-02-29", "1900-02-29", "2023-04-31", "2023-13-01", "2023-00-10", "0000-01-01")
+UNLIKE_BOUNDS = (("minimum", 5), ("exclusiveMinimum", 7), ("maximum", 9), ("exclusiveMaximum", 9))
 OBJECT = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}
 MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
 KIND = {"type": "object", "properties": {"kind": {"const": "x"}, "size": {"type": "integer"}}, "required": ["kind"]}
 CLOSED = {"type": "object", "additionalProperties": False}
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 VALUES: list[Any] = [
     None, True, False, 0, 1, 5, -3, 2.5, "", "x", "xy", "other", [], [1], [1, 1], ["x", 2], [2, "x"], ["x", "x"], {},
@@ -116,6 +118,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"items": MAP | {"minProperties": 2}}, "'minProperties' at /items"),
     ({"items": {"const": [2**53 + 1]}}, "'const' at /items of the schema cannot be promised: it holds the number"),
     ({"items": {"minimum": 1e300}}, "'minimum' at /items"),
+    ({"items": {"minimum": 10**400}}, "'minimum' at /items"),
+    ({"items": {"const": 10**400}}, "'const' at /items"),
+    ({"items": {"exclusiveMinimum": "x"}}, "'exclusiveMinimum' at /items"),
     ({"maxProperties": 2, "properties": dict.fromkeys("abcdefg", True)}, "'maxProperties' at the top"),
     ({"not": {"const": [1]}}, "enum or const with arrays"),
     (
@@ -163,6 +168,10 @@ TEXTS: list[tuple[Any, str, bool]] = [
     ({"type": "integer", "maximum": 2**63 - 1}, str(2**62), True),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "5", True),
     ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, str(-(2**63) - 1), False),
+    *(({"type": "integer"} | dict(bounds), "6", False) for bounds in itertools.permutations(UNLIKE_BOUNDS)),
+    *(({"type": "integer"} | dict(bounds), "8", True) for bounds in itertools.permutations(UNLIKE_BOUNDS)),
+    ({"type": "integer", "exclusiveMinimum": True, "minimum": 5, "$schema": DRAFT_4}, "5", False),
+    ({"type": "integer", "minimum": -(10**400), "maximum": 10**400}, "5", True),
     ({"const": -0.0}, "0", True),
     *(({"type": "string", "format": "date"}, f'"{day}"', day in DAYS) for day in (*DAYS, *NO_DAYS)),
     *(({"format": "date-time"}, f'"{day}T23:59:59.5+01:00"', day in DAYS) for day in (*DAYS, *NO_DAYS)),

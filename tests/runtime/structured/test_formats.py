@@ -5,13 +5,12 @@ import re
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvasir_runtime.structured.formats import FORMATS
-from kvasir_runtime.talk.text_formats import REGEXES
+from kvasir_runtime.structured.formats import REGEXES
 
 TAKEN = [
     ("date", "2024-02-29 2000-02-29 2023-12-31 2023-04-30 0001-01-01"),
-    ("time", "12:00:00Z 23:59:59.5+01:00"),
-    ("date-time", "2024-02-29T00:00:00Z"),
+    ("time", "12:00:00Z 23:59:59.5+01:00 00:00:00.123456789z"),
+    ("date-time", "2024-02-29T00:00:00Z 2024-02-29t00:00:00z"),
     ("duration", "P1Y2M3D PT5M P3W P1DT1H"),
     ("email", "a.b+c@example.org a@b"),
     ("hostname", "a-b.example.org localhost"),
@@ -22,7 +21,7 @@ TAKEN = [
 ]
 REFUSED = [
     ("date", "2023-02-29 1900-02-29 2023-13-01 0000-01-01 2023-04-31 2023-1-1"),
-    ("time", "24:00:00Z 12:00:00 12:60:00Z"),
+    ("time", "24:00:00Z 12:00:00 12:60:00Z 23:59:60Z"),
     ("duration", "P PT P1D1Y 1D P1YT"),
     ("email", "a@ a..b@c.d .a@b.c a"),
     ("hostname", "-a a- a..b"),
@@ -43,7 +42,3 @@ def test_a_text_of_the_format_is_taken(name: str, texts: str) -> None:
 def test_another_text_is_not(name: str, texts: str) -> None:
     for text in texts.split():
         assert not re.fullmatch(REGEXES[name], text), text
-
-
-def test_every_format_that_is_checked_has_one() -> None:
-    assert REGEXES.keys() == FORMATS
