@@ -48,6 +48,9 @@ def byte_tokenizer(*others: str) -> Tokenizer:
     return tokenizer
 
 
+LAST_PORT = 65_535
+
+
 def a_free_port() -> int:
     return network.free_port("127.0.0.1")
 
@@ -55,8 +58,8 @@ def a_free_port() -> int:
 def free_ports_in_a_row(number: int, host: str = "127.0.0.1") -> int:
     """The first of them."""
     while True:
-        first = a_free_port()
-        with ExitStack() as stack, suppress(OSError, OverflowError):
+        first = min(a_free_port(), LAST_PORT + 1 - number)
+        with ExitStack() as stack, suppress(OSError):
             for port in range(first, first + number):
                 stack.enter_context(socket.create_server((host, port)))
             return first
