@@ -1,4 +1,4 @@
-"""`kvasir-operator run | status NAMESPACE/NAME | render FILE... | local FILE... | crd`: flags in, exit status out.
+"""`kvasir-operator run | render FILE... | local FILE... | crd`: flags in, exit status out.
 
 Flags of `run` and `render` are derived from OperatorSettings. Exit status 2 means that what was asked for is wrong
 (a flag, a file, a manifest), 1 that it could not be done.
@@ -24,7 +24,6 @@ from kvasir_operator.errors import (
     KvasirOperatorError,
     UnreadableManifestError,
 )
-from kvasir_operator.kube.kinds import ServiceKey
 from kvasir_operator.local.options import DEFAULT_LISTEN, LocalOptions
 from kvasir_operator.local.run import run_local
 from kvasir_operator.render import render_services
@@ -55,19 +54,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="kvasir-operator", description="Serve InferenceService manifests.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="run | status | render | local | crd")
+    commands = parser.add_subparsers(required=True, metavar="run | render | local | crd")
 
     run = commands.add_parser("run", help="reconcile the InferenceServices of a cluster", allow_abbrev=False)
     _add_settings(run)
     run.set_defaults(command=_run)
-
-    status = commands.add_parser("status", help="show one service of a cluster on one screen", allow_abbrev=False)
-    status.add_argument("service", type=_service_key, metavar="NAMESPACE/NAME", help="the service")
-    status.add_argument("--watch", action="store_true", help="show it again and again, until interrupted")
-    status.add_argument(
-        "--kubeconfig", metavar="FILE", help="the cluster's address and credentials; default: as for run"
-    )
-    status.set_defaults(command=_status)
 
     render = commands.add_parser("render", help="print the objects that the cluster would get", allow_abbrev=False)
     render.add_argument("files", nargs="+", type=Path, metavar="FILE", help="InferenceService manifests")
@@ -96,20 +87,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     run_operator(_settings(arguments))
     return 0
-
-
-def _status(arguments: argparse.Namespace) -> int:
-    from kvasir_operator.screen.show import show_status  # here for the same reason
-
-    show_status(arguments.service, arguments.kubeconfig, arguments.watch)
-    return 0
-
-
-def _service_key(text: str) -> ServiceKey:
-    namespace, _, name = text.partition("/")
-    if not namespace or not name or "/" in name:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAMESPACE/NAME, such as models/llama")
-    return ServiceKey(namespace, name)
 
 
 def _render(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ Messages name the thing, what was seen, what was expected and what to do; the ca
         PodNeverReadyError      a local pod kept ending before it was ready once
       KubeApiError              the API server refused or did not answer a request
         ObjectNotFoundError     404
-          ServiceNotFoundError  there is no such InferenceService
           KindNotServedError    404: the API server does not know the kind at all
         ObjectConflictError     409: it exists already, or changed since it was read
         KubeForbiddenError      403: a missing permission, an exceeded quota
@@ -99,14 +98,6 @@ class KubeApiError(KvasirOperatorError):
 
 class ObjectNotFoundError(KubeApiError):
     """The object, or its kind, is not there."""
-
-
-class ServiceNotFoundError(ObjectNotFoundError):
-    """No InferenceService of this name is in the namespace, but those that `others` names."""
-
-    def __init__(self, namespace: str, name: str, others: Sequence[str]) -> None:
-        has = f"it has {', '.join(sorted(others))}" if others else "it has none"
-        super().__init__(f"there is no InferenceService {name!r} in namespace {namespace!r}: {has}")
 
 
 class KindNotServedError(ObjectNotFoundError):

@@ -1,4 +1,4 @@
-"""The kubectl and `kvasir-operator status` commands of the documentation, typed as they stand there.
+"""The kubectl commands of the documentation, typed as they stand there.
 
 An operator runs; a fake node says that the pods run. What a page makes, its commands find: manifests are taken from the
 page, and NAME, NAMESPACE, POD, NODE and ROLE stand for the service of docs/install.md. What only a kubelet can answer
@@ -20,7 +20,7 @@ from kvasir_operator.api.labels import role_selector, selector_text
 
 from .control_plane import ControlPlane
 from .fake_node import register_node
-from .operator_process import PROGRAM, running_operator
+from .operator_process import running_operator
 from .programs import program_directory
 from .reconciling import engine_pods
 from .test_optional_kinds import POD_MONITOR_CRD
@@ -32,7 +32,6 @@ MAKES = r"kubectl (--namespace models )?(create (namespace|priorityclass)|apply)
 MAKING = [each for each in documented("kubectl ") if re.match(MAKES, each.text)]
 """Typed before all others, in the order of their page."""
 KUBECTL = [command for command in documented("kubectl ") if command not in MAKING]
-STATUS = [command for command in documented("kvasir-operator status ") if "--watch" not in command.text]
 OF_A_KUBELET = re.compile(r" (logs|port-forward) ")
 UNKNOWN = re.compile(r"unknown (flag|shorthand|command)|doesn't have a resource type|invalid argument")
 SYSTEM_DEPLOYMENT = {
@@ -51,13 +50,13 @@ SYSTEM_DEPLOYMENT = {
 
 @dataclass(frozen=True)
 class Terminal:
-    """Where a reader types: kubectl and kvasir-operator on PATH, and the page's manifests in the folder."""
+    """Where a reader types: kubectl and its plug-in on PATH, and the page's manifests in the folder."""
 
     cluster: ControlPlane
     folder: Path
 
     def type(self, text: str) -> subprocess.CompletedProcess[str]:
-        path = f"{program_directory()}:{PROGRAM.parent}:{ROOT / 'operator'}:{os.environ['PATH']}"
+        path = f"{program_directory()}:{ROOT / 'operator'}:{os.environ['PATH']}"
         environment = os.environ | {"KUBECONFIG": str(self.cluster.kubeconfig), "HOME": str(self.folder), "PATH": path}
         return subprocess.run(
             ["bash", "-c", text], cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
@@ -124,7 +123,7 @@ def filled(command: Command, terminal: Terminal) -> str:
     return text.removesuffix("&")
 
 
-@pytest.mark.parametrize("command", [*KUBECTL, *STATUS], ids=str)
+@pytest.mark.parametrize("command", KUBECTL, ids=str)
 def test_a_command_of_the_documentation_is_answered(terminal: Terminal, command: Command) -> None:
     done = terminal.type(filled(command, terminal))
     said = f"{done.stdout}\n{done.stderr}"

@@ -38,8 +38,6 @@ RUN_BY = {
         '"local", str(manifest), "--listen"',
     ),
     r"\.venv/bin/kvasir-operator render ": (HERE, 'documented(".venv/bin/kvasir-operator render'),
-    r"kvasir-operator status .* --watch$": ("tests/controlplane/test_status_command.py", '"--watch"'),
-    r"kvasir-operator status ": (CONTROL_PLANE, 'documented("kvasir-operator status ")'),
     r"kvasir-runtime serve ": (HERE, 'documented("kvasir-runtime serve ")'),
     r"kvasir-runtime run-batch ": ("tests/runtime/cli/test_run_batch.py", '"run-batch", str(model_folder)'),
     r"kvasir-runtime fetch hf://": ("tests/runtime/model_sources/test_fetch_command.py", '"fetch", address'),

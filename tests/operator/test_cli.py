@@ -174,28 +174,6 @@ def test_two_ways_to_say_who_asks_prometheus_are_refused(capsys: pytest.CaptureF
     assert "are both set" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("service", ["llama", "/llama", "models/", "a/b/c", ""])
-def test_a_service_is_named_with_its_namespace(service: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["status", service])
-
-    assert ended.value.code == 2
-    assert f"{service!r}: expected NAMESPACE/NAME" in capsys.readouterr().err
-
-
-def test_a_cluster_that_does_not_answer_is_named_by_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = {"name": "away", "cluster": {"server": "http://127.0.0.1:9"}}
-    context = {"name": "away", "context": {"cluster": "away", "user": "me"}}
-    config = {"clusters": [cluster], "contexts": [context], "users": [{"name": "me", "user": {"token": "t"}}]}
-    (tmp_path / "config").write_text(yaml.safe_dump(config | {"current-context": "away"}))
-    assert main(["status", "models/llama", "--kubeconfig", str(tmp_path / "config")]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("kvasir-operator: http://127.0.0.1:9: the API server did not answer")
-    assert "--kubeconfig FILE takes others" in error
-    assert main(["status", "models/llama", "--kubeconfig", str(tmp_path / "none")]) == 1
-    assert f"address and credentials from {tmp_path / 'none'}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("listen", ["8080", "0.0.0.0:8080", "192.168.1.1:80", "127.0.0.1:http", "127.0.0.1:70000"])
 def test_local_listens_on_this_machine_only(listen: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["local", "--listen", listen, str(QUICKSTART)]) == 2
