@@ -286,6 +286,8 @@ class Prober:
                 return EndpointState.READY
             case _Finding.BUSY if self._is_known(watch):
                 return EndpointState.NOT_READY  # what it has cached is there still
+            case _Finding.UNHEALTHY if self._is_known(watch) and watch.num_unhealthy + 1 < _UNHEALTHY_IN_A_ROW:
+                return EndpointState.NOT_READY
         return EndpointState.UNREACHABLE
 
     def _is_out(self, watch: _Watch) -> bool:

@@ -235,6 +235,18 @@ async def test_an_engine_that_is_unhealthy_for_a_moment_keeps_what_no_other_can_
     assert interruptions == are_silence
 
 
+@pytest.mark.parametrize(("num_unhealthy", "keeps"), [(1, True), (2, False)])
+async def test_an_engine_that_was_unhealthy_for_a_moment_has_what_it_had_cached(
+    until: Until, num_unhealthy: int, keeps: bool
+) -> None:
+    engine = ScriptedEngine(READY, *[LOADING] * num_unhealthy, READY)
+    engine.statuses, engine.loads = {"/health": 503}, [b'{"instance": "a"}']
+    async with engine.probed():
+        await until(lambda: len(engine.states) == num_unhealthy + 3)
+    assert engine.states[-1] is UP
+    assert bool(engine.index.num_blocks(ENGINE.url)) is keeps
+
+
 @pytest.mark.parametrize(("length", "known"), [("2048", 2048), ("null", None), ('"2048"', None), ("-1", None)])
 async def test_an_engine_that_says_its_length_in_another_form_is_listed_all_the_same(
     until: Until, length: str, known: int | None
