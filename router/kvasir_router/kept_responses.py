@@ -1,18 +1,20 @@
 """What is asked of responses by their ids (/v1/responses/ID): each is kept by one engine, whose mark stands in the id.
 
-These answers are short and rare, and are passed on whole, outside of admission and of all counts.
+These answers are rare, and are passed on outside of admission and of all counts: whole, or as the events of one that is
+made in the background come.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from kvasir_router.api_keys import ApiKeys
-from kvasir_router.dialects.responses import mark_in
+from kvasir_router.dialects.responses import Responses, mark_in
 from kvasir_router.errors import BadGatewayError, ResponseNotFoundError
 from kvasir_router.relay.exchange import request_id_of
 from kvasir_router.relay.proxy import ROUTER_SECRET_HEADER, TENANT_HEADER
@@ -25,7 +27,10 @@ PATHS = {
     "/v1/responses/{response_id}/input_items": ("GET",),
     "/v1/responses/{response_id}": ("GET", "DELETE"),
 }
-_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_SECONDS = 10.0
+"""For an answer, of which events come in their own time."""
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+_EVENT_STREAM = "text/event-stream"
 _PASSED = ("authorization", "x-api-key")
 
 
@@ -47,10 +52,14 @@ class KeptResponses:
         url = f"{endpoint.url}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
         headers = _headers(request, tenant, service.router_secret)
         try:
-            async with self._session.request(request.method, url, headers=headers, timeout=_TIMEOUT) as answer:
-                return Response(await answer.read(), answer.status, {"content-type": answer.content_type})
+            async with asyncio.timeout(_SECONDS):
+                answer = await self._session.request(request.method, url, headers=headers, timeout=_NO_TIMEOUT)
+                if answer.content_type == _EVENT_STREAM:
+                    return StreamingResponse(_events(answer), answer.status, media_type=_EVENT_STREAM)
+                async with answer:
+                    return Response(await answer.read(), answer.status, {"content-type": answer.content_type})
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise BadGatewayError(f"the engine {endpoint.url}, which keeps this response, does not answer") from error
+            raise _does_not_answer(endpoint.url) from error
 
     def _holder(self, response_id: str) -> tuple[Service, Endpoint]:
         mark = mark_in(response_id.encode())
@@ -60,6 +69,22 @@ class KeptResponses:
         raise ResponseNotFoundError(
             f"response {response_id[:200]!r} is not kept here: the engine that made it is gone, or it was never made"
         )
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The last is an error's where the engine breaks off."""
+    try:
+        async for chunk in answer.content.iter_any():
+            yield chunk
+    except (aiohttp.ClientError, OSError):
+        logger.info("%s broke off the events of a response", answer.url)
+        yield Responses().error_event(_does_not_answer(str(answer.url.origin())))
+    finally:
+        answer.close()
+
+
+def _does_not_answer(url: str) -> BadGatewayError:
+    return BadGatewayError(f"the engine {url}, which keeps this response, does not answer")
 
 
 def _headers(request: Request, tenant: str | None, router_secret: str | None) -> dict[str, str]:

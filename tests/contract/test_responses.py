@@ -20,7 +20,8 @@ from kvasir_router.dialects.responses import Responses, mark_of
 from kvasir_router.relay.kv_transfer import prefill_body
 from kvasir_router.server import RunningRouter, running
 from kvasir_router.service.registry import EndpointState
-from kvasir_runtime.server.open_responses import END_OF_STREAM, holder_mark
+from kvasir_runtime.server.open_responses import holder_mark
+from kvasir_runtime.server.response_events import END_OF_STREAM
 
 __all__ = ["model_folder"]  # a fixture
 pytestmark = pytest.mark.anyio
@@ -73,6 +74,39 @@ async def test_what_an_engine_keeps_is_found_there(client: openai.AsyncOpenAI, s
         with pytest.raises(openai.NotFoundError, match="is not kept here"):
             await client.responses.retrieve(second.id)
     assert all(server.core.received for server in servers)
+
+
+async def test_a_stream_in_the_background_is_come_back_to_where_it_is_made(
+    client: openai.AsyncOpenAI, servers: list[Running]
+) -> None:
+    for server in servers:
+        server.core.step_seconds = 0.02
+    options: dict[str, Any] = {"max_output_tokens": 20, "extra_body": {"ignore_eos": True}}
+    async with await client.responses.create(input="Hi", background=True, stream=True, **options) as stream:
+        left = [await anext(stream) for _ in range(3)]
+    response_id = left[0].response.id
+    rest = await client.responses.retrieve(response_id, stream=True, starting_after=left[-1].sequence_number)
+    events = [*left, *[event async for event in rest]]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert (events[-1].type, events[-1].response.usage.output_tokens) == ("response.incomplete", 20)
+    again = await client.responses.retrieve(response_id, stream=True)
+    assert [event async for event in again] == events
+
+
+async def test_the_events_of_a_lost_engine_end_with_an_error(
+    router: RunningRouter, client: openai.AsyncOpenAI, servers: list[Running]
+) -> None:
+    for server in servers:
+        server.core.step_seconds = 0.02
+    options: dict[str, Any] = {"max_output_tokens": 400, "extra_body": {"ignore_eos": True}}
+    async with await client.responses.create(input="Hi", background=True, stream=True, **options) as stream:
+        response_id = (await anext(stream)).response.id
+    url = f"{router.url}/v1/responses/{response_id}?stream=true"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        received = await answer.content.readany()
+        next(server for server in servers if server.core.received).core.die()
+        received += await answer.content.read()
+    assert events_of(received)[-1]["type"] in ("response.failed", "error")
 
 
 async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp_path: Path) -> None:

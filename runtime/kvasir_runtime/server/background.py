@@ -17,14 +17,8 @@ class BackgroundTasks:
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def until_ended(self, name: str, seconds: float) -> None:
-        """Or so long; one that another API process has is not waited for."""
-        tasks = [task for task in self._tasks if task.get_name() == name]
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-
-    def start(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.create_task(self._run(work), name=name)
+    def start(self, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.create_task(self._run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 INLINE_LOGPROBS = 2048
 """Fewer are shaped on the event loop: 5 ms."""
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""No proxy keeps events back."""
 T = TypeVar("T")
 _ENGINE_LOST = (EngineDeadError, ServerUnavailableError)
 """Not the request's fault: another replica can go on."""
@@ -237,7 +239,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], exchange: Exchange) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         if exchange.writer.is_resumable:
             self.headers[RESUMABLE_HEADER] = "1"

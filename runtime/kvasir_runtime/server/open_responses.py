@@ -4,10 +4,14 @@ Behind its own words a request is one of /v1/chat/completions. Events are number
 engine goes on with it.
 """
 
+import asyncio
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,9 +23,11 @@ from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
 from kvasir_runtime.server.chat import ChatRoute
 from kvasir_runtime.server.errors import ResponseNotFoundError, error_response, status_and_body
 from kvasir_runtime.server.exchange import Exchange
+from kvasir_runtime.server.journal import WITHOUT_JOURNAL
 from kvasir_runtime.server.open_responses_request import ResponsesChat, ResponsesRequest, in_chats_words
 from kvasir_runtime.server.openai_shape import transfer_params_of
 from kvasir_runtime.server.resolving import TENANT_HEADER
+from kvasir_runtime.server.response_events import END_OF_STREAM, POLL_SECONDS, followed_events
 from kvasir_runtime.server.response_items import Json, OutputItems, Status
 from kvasir_runtime.server.response_store import IN_PROGRESS, KeptResponse
 from kvasir_runtime.server.responses import Usage, to_json
@@ -29,12 +35,13 @@ from kvasir_runtime.server.serving import Prepared, Serving, at_once
 from kvasir_runtime.server.typed_events import Told, TypedEventShape, written
 
 PATH = "/v1/responses"
-END_OF_STREAM = b": end\n\n"
-"""A comment, for the router: the last event, which repeats all of the response, cannot be known by its bytes."""
 CANCEL_SECONDS = 5.0
 """How long an answer waits for what it cancels to end."""
+CANCELLED = "cancelled"
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
+BEFORE_ALL = -1
+"""No event has this number."""
 
 
 class ResponsesShape(TypedEventShape[ResponsesChat]):
@@ -56,7 +63,11 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
 
     def finish(self, delta: SequenceDelta, usage: Usage) -> Iterator[Told]:
         yield from self._items.close(_status(delta))
-        yield f"response.{_status(delta)}", {"response": self._ended(delta, usage)}
+        ended = self._ended(delta, usage)
+        kind = (
+            "incomplete" if ended["status"] == CANCELLED else ended["status"]
+        )  # OpenAI has no event of its own for it
+        yield f"response.{kind}", {"response": ended}
 
     def end(self) -> bytes:
         return END_OF_STREAM
@@ -66,14 +77,19 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
 
     def to_event(self, kind: str, fields: Json) -> bytes:
         self._num_events += 1
-        return written(kind, {"sequence_number": self._num_events - 1} | fields)
+        return written(kind, {"sequence_number": self.last_event} | fields)
+
+    @property
+    def last_event(self) -> int:
+        """Its number; -1 before the first."""
+        return self._num_events - 1
 
     def _ended(self, delta: SequenceDelta, usage: Usage) -> Json:
         """The response with all that there is to it, which is kept as it is sent."""
         status, items = _status(delta), self._items.items
         is_cancelled = delta.finish_reason == "abort" and bool(self.wishes.asked.background)
         response = self._response(
-            "cancelled" if is_cancelled else status,
+            CANCELLED if is_cancelled else status,
             items,
             completed_at=int(time.time()) if status == "completed" and not is_cancelled else None,
             incomplete_details={"reason": "max_output_tokens"} if status == "incomplete" else None,
@@ -172,18 +188,45 @@ async def _to_chat(asked: ResponsesRequest, serving: Serving, request: Request) 
 
 async def _deliver(serving: Serving, wishes: ResponsesChat, request: Request, exchange: Exchange) -> Response:
     shape = exchange.shape
-    if not wishes.asked.background or not isinstance(shape, ResponsesShape):
+    if not wishes.asked.background or wishes.keeper is None or not isinstance(shape, ResponsesShape):
         return await at_once(serving, wishes, request, exchange)
 
-    async def make() -> None:
-        try:
-            await exchange.whole()
-        except KvasirRuntimeError as error:
-            shape.keep_failed(error)
-
+    tenant, response_id = _tenant(request), shape.heading.id
     begun = shape.begun()
-    serving.background.start(exchange.requests[0].request_id, make)
-    return Response(begun, media_type="application/json")
+    if not await serving.response_store.has(tenant, response_id):
+        told = "there is no room to keep the response, to be asked for; leave it out, or raise --response-store-bytes"
+        raise InvalidRequestError(f"background: {told}", "background")
+    if not wishes.stream:
+        serving.background.start(partial(_make, exchange, shape))
+        return Response(begun, media_type="application/json")
+    serving.response_store.begin_events(tenant, response_id)
+    add = partial(serving.response_store.add_events, tenant, response_id)
+    end = partial(serving.response_store.end_events, tenant, response_id)
+    serving.background.start(partial(_make_streamed, exchange, shape, add, end))
+    return followed_events(serving.response_store, tenant, response_id, BEFORE_ALL)
+
+
+async def _make(exchange: Exchange, shape: ResponsesShape) -> None:
+    try:
+        await exchange.whole()
+    except KvasirRuntimeError as error:
+        shape.keep_failed(error)
+
+
+async def _make_streamed(
+    exchange: Exchange, shape: ResponsesShape, add: Callable[[int, bytes], None], end: Callable[[], None]
+) -> None:
+    """`add` takes a block and the number of its last event."""
+    try:
+        async for block in replace(exchange, writer=WITHOUT_JOURNAL).events():
+            if block != END_OF_STREAM:
+                add(shape.last_event, block)
+    except KvasirRuntimeError as error:
+        event = shape.error_event(error)
+        shape.keep_failed(error)
+        add(shape.last_event, event)
+    finally:
+        end()
 
 
 RESPONSES = ChatRoute(
@@ -208,14 +251,33 @@ def kept_responses_routes(serving: Serving) -> APIRouter:
             raise _not_found(response_id)
         return found
 
+    async def stopped(request: Request, response_id: str) -> KeptResponse:
+        """Ends what is under way, by whichever API process; as it is after CANCEL_SECONDS at the latest."""
+        serving.engine.end_requests([response_id])
+        for _ in range(round(CANCEL_SECONDS / POLL_SECONDS)):
+            if (found := await kept(request, response_id)).status != IN_PROGRESS:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        return found
+
     @router.get(PATH + "/{response_id}")
     async def get_response(request: Request, response_id: str) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise InvalidRequestError("stream: a response that is kept is not streamed again; leave it out", "stream")
-        return Response((await kept(request, response_id)).response, media_type="application/json")
+        is_stream = _option(request, "stream", {"true": True, "false": False}.get, False)
+        after = _option(request, "starting_after", _whole, BEFORE_ALL)
+        if after != BEFORE_ALL and not is_stream:
+            raise InvalidRequestError("starting_after: it is of streams; add stream=true", "starting_after")
+        found = await kept(request, response_id)
+        if not is_stream:
+            return Response(found.response, media_type="application/json")
+        if not found.is_streamed:
+            told = f"{response_id!r} was not made with background and stream, so its events are not kept; leave it out"
+            raise InvalidRequestError(f"stream: {told}", "stream")
+        return followed_events(store, _tenant(request), response_id, after)
 
     @router.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> Response:
+        if (await kept(request, response_id)).status == IN_PROGRESS:
+            await stopped(request, response_id)
         if not await store.delete(_tenant(request), response_id):
             raise _not_found(response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
@@ -227,9 +289,9 @@ def kept_responses_routes(serving: Serving) -> APIRouter:
             raise InvalidRequestError(
                 f"{response_id!r} cannot be cancelled: it was not made in the background; leave its stream to end one"
             )
-        serving.engine.end_requests([response_id])
-        await serving.background.until_ended(response_id, CANCEL_SECONDS)
-        return Response((await kept(request, response_id)).response, media_type="application/json")
+        if found.status == IN_PROGRESS:
+            found = await stopped(request, response_id)
+        return Response(found.response, media_type="application/json")
 
     @router.get(PATH + "/{response_id}/input_items")
     async def list_input_items(request: Request, response_id: str) -> Response:
@@ -250,7 +312,7 @@ def _page(request: Request, response_id: str, items: Sequence[msgspec.Raw]) -> J
         if at is None:
             raise InvalidRequestError(f"after: there is no item {after[:200]!r} in this list", "after")
         listed = listed[at + 1 :]
-    limit = _option(request, "limit", lambda text: int(text) if text.isdecimal() else None, DEFAULT_LISTED)
+    limit = _option(request, "limit", _whole, DEFAULT_LISTED)
     page = listed[: min(limit, MAX_LISTED)]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return {"object": "list", "data": page, "has_more": len(page) < len(listed), **ends}
@@ -260,8 +322,12 @@ def _option(request: Request, name: str, read: Callable[[str], Any], default: An
     given = request.query_params.get(name)
     value = default if given is None else read(given)
     if value is None:
-        raise InvalidRequestError(f"{name}: {given!r} was given, which is none of its values", name)
+        raise InvalidRequestError(f"{name}: {str(given)[:40]!r} was given, which is none of its values", name)
     return value
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _identified(item: msgspec.Raw, item_id: str) -> Json:

@@ -101,9 +101,8 @@ class ResponsesRequest(LenientBody):
         for name in _REFUSED:
             if self.extra(name):
                 raise InvalidRequestError(f"{name}: {UNSUPPORTED}", name)
-        if self.background and (self.stream or self.store is False):
-            name = "stream" if self.stream else "store"
-            raise InvalidRequestError(f"{name}: a response in the background is kept whole, to be asked for", name)
+        if self.background and self.store is False:
+            raise InvalidRequestError("store: a response in the background is kept, to be asked for", "store")
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             raise InvalidRequestError(f"top_logprobs, {_LOGPROBS}: {UNSUPPORTED}", "top_logprobs")
 

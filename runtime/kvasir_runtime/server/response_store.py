@@ -2,6 +2,7 @@
 bound of bytes, the oldest dropped first. None outlives the engine.
 
 Each is kept with the whole conversation before it, so that dropping one breaks no other. A tenant sees its own alone.
+Of one that is streamed in the background the events are kept too, within the same bound.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,13 +28,29 @@ T = TypeVar("T")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses(
     number INTEGER PRIMARY KEY, tenant TEXT, id TEXT, num_bytes INTEGER, response BLOB, conversation BLOB,
-    UNIQUE (tenant, id)
+    is_streamed INTEGER DEFAULT 0, UNIQUE (tenant, id)
 );
 CREATE TABLE IF NOT EXISTS items(number INTEGER, tenant TEXT, id TEXT, item BLOB);
 CREATE INDEX IF NOT EXISTS item_ids ON items(tenant, id);
 CREATE INDEX IF NOT EXISTS item_numbers ON items(number);
-CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON responses BEGIN DELETE FROM items WHERE number = OLD.number; END;
+CREATE TABLE IF NOT EXISTS events(number INTEGER, last INTEGER, block BLOB);
+CREATE INDEX IF NOT EXISTS event_numbers ON events(number, last);
+CREATE TRIGGER IF NOT EXISTS forget AFTER DELETE ON responses BEGIN
+    DELETE FROM items WHERE number = OLD.number;
+    DELETE FROM events WHERE number = OLD.number;
+END;
 """
+_UPSERT = """
+INSERT INTO responses(tenant, id, num_bytes, response, conversation) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (tenant, id) DO UPDATE SET
+    num_bytes = excluded.num_bytes
+        + (SELECT coalesce(sum(length(block)), 0) FROM events WHERE number = responses.number),
+    response = excluded.response, conversation = excluded.conversation
+RETURNING number
+"""
+_DELETE = "DELETE FROM responses WHERE tenant = ? AND id = ?"
+_NUMBER = "SELECT number FROM responses WHERE tenant = ? AND id = ?"
+_BEHIND_ALL = 2**62
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -59,6 +76,8 @@ class _Told(msgspec.Struct):
 class KeptResponse(msgspec.Struct, frozen=True):
     response: bytes
     conversation: Conversation
+    is_streamed: bool
+    """Whether its events are kept."""
 
     @property
     def status(self) -> str:
@@ -85,10 +104,12 @@ class ResponseStore:
         self._connection.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; {_SCHEMA}")
 
     def put(self, tenant: str, response_id: str, response: bytes, conversation: Conversation) -> None:
-        """One that alone is more than the bound is not kept."""
+        """Whatever was kept of it before is replaced. One that alone is more than the bound is not kept."""
         encoded = msgspec.json.encode(conversation)
         num_bytes = len(response) + len(encoded)
         if num_bytes > self._max_bytes:
+            if self._max_bytes:
+                self._change(_DELETE, tenant, response_id)
             return
         write = partial(self._write, tenant, response_id, num_bytes, response, encoded, conversation.made)
         if num_bytes <= INLINE_BYTES:
@@ -97,9 +118,40 @@ class ResponseStore:
             self._thread.submit(write)
 
     async def get(self, tenant: str, response_id: str) -> KeptResponse | None:
-        query = "SELECT response, conversation FROM responses WHERE tenant = ? AND id = ?"
+        query = "SELECT response, conversation, is_streamed FROM responses WHERE tenant = ? AND id = ?"
         row = await self._in_thread(partial(self._row, query, tenant, response_id), None)
-        return None if row is None else KeptResponse(row[0], msgspec.json.decode(row[1], type=Conversation))
+        if row is None:
+            return None
+        return KeptResponse(row[0], msgspec.json.decode(row[1], type=Conversation), bool(row[2]))
+
+    async def has(self, tenant: str, response_id: str) -> bool:
+        return await self._in_thread(partial(self._row, _NUMBER, tenant, response_id), None) is not None
+
+    def begin_events(self, tenant: str, response_id: str) -> None:
+        """From now on the response is one that is streamed."""
+        self._change("UPDATE responses SET is_streamed = 1 WHERE tenant = ? AND id = ?", tenant, response_id)
+
+    def add_events(self, tenant: str, response_id: str, last: int, block: bytes) -> None:
+        """`last`: number of the block's last event. Of a response that is not kept, or not any more, none are."""
+        try:
+            with self._transaction() as connection:
+                if (row := connection.execute(_NUMBER, (tenant, response_id)).fetchone()) is not None:
+                    connection.execute("INSERT INTO events VALUES (?, ?, ?)", (row[0], last, block))
+                    connection.execute(
+                        "UPDATE responses SET num_bytes = num_bytes + ? WHERE number = ?", (len(block), row[0])
+                    )
+                    self._drop_oldest(connection)
+        except sqlite3.Error as error:
+            logger.warning("events of response %s cannot be kept: %s", response_id, error)
+
+    def end_events(self, tenant: str, response_id: str) -> None:
+        """There will be no more; what was put before is there by then."""
+        self._thread.submit(self.add_events, tenant, response_id, _BEHIND_ALL, b"")
+
+    async def events_after(self, tenant: str, response_id: str, number: int) -> list[tuple[int, bytes]] | None:
+        """Blocks with events above that number, each with its last event's, in order; an empty block is the end of the
+        stream. None: the response is not kept, or not any more."""
+        return await self._in_thread(partial(self._events_after, tenant, response_id, number), None)
 
     async def item(self, tenant: str, item_id: str) -> bytes | None:
         """Of any response's output."""
@@ -137,11 +189,9 @@ class ResponseStore:
         made: Sequence[msgspec.Raw],
     ) -> None:  # fmt: skip
         with self._transaction() as connection:
-            connection.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
-            number = connection.execute(
-                "INSERT INTO responses(tenant, id, num_bytes, response, conversation) VALUES (?, ?, ?, ?, ?)",
-                (tenant, response_id, num_bytes, response, conversation),
-            ).lastrowid
+            values = tenant, response_id, num_bytes, response, conversation
+            [(number,)] = connection.execute(_UPSERT, values).fetchall()
+            connection.execute("DELETE FROM items WHERE number = ?", (number,))
             connection.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?)",
                 [(number, tenant, msgspec.json.decode(item, type=_Identified).id, item) for item in made],
@@ -150,8 +200,22 @@ class ResponseStore:
 
     def _delete(self, tenant: str, response_id: str) -> bool:
         with self._transaction() as connection:
-            deleted = connection.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
+            deleted = connection.execute(_DELETE, (tenant, response_id))
             return deleted.rowcount > 0
+
+    def _change(self, statement: str, *values: str) -> None:
+        try:
+            with self._transaction() as connection:
+                connection.execute(statement, values)
+        except sqlite3.Error as error:
+            logger.warning("what is kept of responses cannot be changed: %s", error)
+
+    def _events_after(self, tenant: str, response_id: str, number: int) -> list[tuple[int, bytes]] | None:
+        if (row := self._row(_NUMBER, tenant, response_id)) is None:
+            return None
+        query = "SELECT last, block FROM events WHERE number = ? AND last > ? ORDER BY last"
+        with self._lock:
+            return self._connection.execute(query, (row[0], number)).fetchall()
 
     def _drop_oldest(self, connection: sqlite3.Connection) -> None:
         (num_bytes,) = connection.execute("SELECT total(num_bytes) FROM responses").fetchone()
@@ -160,7 +224,7 @@ class ResponseStore:
             connection.execute("DELETE FROM responses WHERE number = ?", oldest[:1])
             num_bytes -= oldest[1]
 
-    def _row(self, query: str, *values: str) -> Sequence[bytes] | None:
+    def _row(self, query: str, *values: str) -> Sequence[Any] | None:
         with self._lock:
             return self._connection.execute(query, values).fetchone()  # type: ignore[no-any-return]
 

@@ -67,6 +67,45 @@ async def test_what_alone_is_too_long_drops_nothing_else(store: ResponseStore) -
     assert await store.get("", "short") is not None
 
 
+async def test_what_outgrows_the_bound_is_forgotten(store: ResponseStore) -> None:
+    store.put("", "r", b"{}", conversation("hi"))
+    store.put("", "r", b"x" * 2**21, conversation("hi"))
+    assert await store.get("", "r") is None
+
+
+async def test_events_are_kept_as_long_as_their_response(store: ResponseStore, tmp_path: Path) -> None:
+    other = ResponseStore(tmp_path / "responses", 2**20)
+    store.add_events("", "r", 0, b"none is kept")
+    store.put("", "r", b"{}", conversation("hi"))
+    store.begin_events("", "r")
+    store.add_events("", "r", 1, b"a")
+    store.add_events("", "r", 4, b"b")
+    assert await other.events_after("", "r", 0) == [(1, b"a"), (4, b"b")]
+    assert await other.events_after("", "r", 1) == [(4, b"b")]
+    store.put("", "r", b"{...}", conversation("x" * 2 * INLINE_BYTES, "later"))
+    store.end_events("", "r")
+    kept = await store.get("", "r")
+    assert kept is not None
+    assert (kept.response, kept.is_streamed, await store.item("", "i")) == (b"{...}", True, None)
+    blocks = await other.events_after("", "r", 4)
+    assert blocks is not None
+    assert [block for _, block in blocks] == [b""]
+    await store.delete("", "r")
+    assert await other.events_after("", "r", 0) is None
+    other.close()
+
+
+async def test_events_take_room_of_their_response(store: ResponseStore) -> None:
+    for name in ("old", "new"):
+        store.put("", name, b"{}", conversation("hi"))
+    store.add_events("", "new", 0, b"x" * 2**19)
+    store.put("", "new", b"{}", conversation("hi"))
+    assert await store.get("", "old") is not None
+    store.add_events("", "new", 1, b"x" * (2**19 - 150))
+    assert await store.get("", "old") is None
+    assert await store.get("", "new") is not None
+
+
 async def test_nothing_is_kept_without_room(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path / "none", 0)
     store.put("", "r", b"{}", conversation("hi"))

@@ -339,6 +339,8 @@ def test_the_oldest_make_room(start_server) -> None:
     with start_server(config=ServerConfig(response_store_bytes=4000)) as running:
         made = [create(running, max_output_tokens=2).id for _ in range(6)]
         kept = [running.http.get(f"/v1/responses/{each}").status_code == 200 for each in made]
+        refused = ask(running, background=True, metadata={"of": "x" * 4000})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
     assert kept == sorted(kept)
     assert 0 < sum(kept) < 6
 
@@ -350,7 +352,7 @@ def test_input_items_come_in_pages(running) -> None:
     assert [[item.content for item in each.data] for each in page.iter_pages()] == [["4", "3"], ["2", "1"], ["0"]]
 
 
-@pytest.mark.parametrize("query", ["limit=x", "order=up", "after=nobody"])
+@pytest.mark.parametrize("query", ["limit=x", f"limit={'9' * 5000}", "order=up", "after=nobody"])
 def test_a_wrong_page_is_refused(running, query: str) -> None:
     made = create(running, max_output_tokens=1)
     refused = running.http.get(f"/v1/responses/{made.id}/input_items?{query}")
@@ -368,8 +370,7 @@ def test_a_wrong_page_is_refused(running, query: str) -> None:
             "input[0].content[0]: a part of the type",
         ),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id: a text is expected"),
-        ({"background": True, "stream": True}, "stream: a response in the background is kept whole"),
-        ({"background": True, "store": False}, "store: a response in the background is kept whole"),
+        ({"background": True, "store": False}, "store: a response in the background is kept"),
         ({"conversation": "conv_1"}, "conversation: this server does not support it"),
         ({"top_logprobs": 3}, "top_logprobs, message.output_text.logprobs: this server does not support it"),
         ({"max_output_tokens": 0}, "max_output_tokens: 0 was given"),
@@ -478,6 +479,75 @@ def test_a_response_in_the_background_can_be_cancelled(running) -> None:
     assert (cancelled.status, cancelled.id) == ("cancelled", begun.id)
     running.core.wait_until(lambda core: core.aborted)
     assert ended(running, begun).status == running.client.responses.cancel(begun.id).status == "cancelled"
+
+
+def test_a_stream_in_the_background_is_left_and_come_back_to(running) -> None:
+    running.core.step_seconds = 0.02
+    options: Any = {"max_output_tokens": 30, "extra_body": {"ignore_eos": True}}
+    with create(running, background=True, stream=True, **options) as stream:
+        left = [next(stream) for _ in range(4)]
+    response_id = left[0].response.id
+    assert running.client.responses.retrieve(response_id).status == "in_progress"
+    retrieve = running.client.responses.retrieve
+    rest = [*retrieve(response_id, stream=True, starting_after=left[-1].sequence_number)]
+    events = [*left, *rest]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    made = ended(running, events[-1].response)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == made.output_text
+    assert (made.to_dict(), made.usage.output_tokens) == (events[-1].response.to_dict(), 30)
+    assert [*retrieve(response_id, stream=True)] == events
+    assert [*retrieve(response_id, stream=True, starting_after=len(events) - 2)] == events[-1:]
+    assert [*retrieve(response_id, stream=True, starting_after=10**17)] == []
+
+
+def test_a_stream_in_the_background_begins_at_any_of_the_events_of_one_token(model) -> None:
+    [*events] = create(model, "Hello.", background=True, stream=True)
+    retrieve = model.client.responses.retrieve
+    for number in range(len(events)):
+        again = retrieve(events[0].response.id, stream=True, starting_after=number)
+        assert [*again] == events[number + 1 :]
+
+
+@pytest.mark.parametrize("ends", ["cancel", "delete"])
+def test_a_stream_in_the_background_ends_with_its_response(running, ends: str) -> None:
+    running.core.step_seconds = 0.02
+    with create(running, background=True, stream=True, extra_body={"ignore_eos": True}) as stream:
+        response_id = next(stream).response.id
+        getattr(running.client.responses, ends)(response_id)
+        running.core.wait_until(lambda core: core.aborted)
+        [*_, last] = stream
+    running.wait_idle()
+    if ends == "cancel":
+        assert (last.type, last.response.status) == ("response.incomplete", "cancelled")
+        assert running.client.responses.retrieve(response_id).status == "cancelled"
+    else:
+        with pytest.raises(openai.NotFoundError):
+            running.client.responses.retrieve(response_id)
+
+
+def test_a_stream_in_the_background_that_fails_says_so(running) -> None:
+    running.core.error = "the device is on fire"
+    [*_, last] = create(running, background=True, stream=True)
+    assert (last.type, last.response.error.message) == ("response.failed", "the device is on fire")
+    assert ended(running, last.response).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("stream=true", "was not made with background and stream"),
+        ("stream=yes", "stream: 'yes' was given, which is none of its values"),
+        ("starting_after=3", "starting_after: it is of streams; add stream=true"),
+        ("stream=true&starting_after=-1", "starting_after: '-1' was given"),
+        ("stream=true&starting_after=1e3", "starting_after: '1e3' was given"),
+        (f"stream=true&starting_after={10**30}", "starting_after: '1000"),
+    ],
+)
+def test_events_that_are_not_kept_are_refused(running, query: str, told: str) -> None:
+    made = create(running, background=True, max_output_tokens=2)
+    answer = running.http.get(f"/v1/responses/{made.id}?{query}")
+    assert (answer.status_code, told in answer.text) == (400, True)
 
 
 def test_a_response_in_the_background_that_fails_says_so(running) -> None:
