@@ -1,4 +1,4 @@
-"""Clients that people use, asked to do what docs/clients.md says of them, by one service of three small models.
+"""Clients that people use, asked to do what docs/clients.md says of them, by one service of four small models.
 
 Each client's script runs once, in an environment of its own, and tells what became of each feature.
 """
@@ -25,6 +25,11 @@ SERVED = {
     "embedder": ("kvasir-python-700k", ["--runner", "pooling"]),
 }
 """Folder and flags of each."""
+LAST_EXCHANGE = """
+{%- set first = namespace(index=0) %}
+{%- for message in messages %}{% if message.role == "user" %}{% set first.index = loop.index0 %}{% endif %}{% endfor %}
+{%- set messages, tools = messages[first.index:], none %}"""
+"""Before a template: it shows no more, for a client whose instructions are longer than the caller's context."""
 SCRIPT_LIMIT_SECONDS = 600
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 FEATURES = [(row.script, feature) for row in rows() for feature in row.features]
@@ -56,12 +61,15 @@ def manifest(name: str, folder: str, flags: list[str]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
-    path = tmp_path_factory.mktemp("clients") / "services.yaml"
-    path.write_text(yaml.safe_dump_all(manifest(name, *served) for name, served in SERVED.items()))
+    folder = tmp_path_factory.mktemp("clients")
+    path, template = folder / "services.yaml", folder / "last_exchange.jinja"
+    template.write_text(LAST_EXCHANGE + (MODELS / "kvasir-caller" / "chat_template.jinja").read_text())
+    all_served = SERVED | {"coder": ("kvasir-caller", ["--chat-template", str(template)])}
+    path.write_text(yaml.safe_dump_all(manifest(name, *served) for name, served in all_served.items()))
     service = LocalService(path)
     try:
         service.wait_ready()
-        wait_until(lambda: len(list(service.client().models.list())) == len(SERVED), 60, "all models to be listed")
+        wait_until(lambda: len(list(service.client().models.list())) == len(all_served), 60, "all models to be listed")
         yield service
     finally:
         service.stop()

@@ -6,6 +6,7 @@ export const KEY = "none";
 export const WRITER = "writer";
 export const CALLER = "caller";
 export const EMBEDDER = "embedder";
+export const CODER = "coder";
 export const QUESTION = "What is the weather in Paris?";
 export const ANSWER = "The weather in Paris is ";
 export const VECTOR_SIZE = 96;
