@@ -34,7 +34,7 @@ _DISPATCH_MEMORY_TOKENS = 100_000
 _STEP_MEMORY_SECONDS = 300.0
 _LEAST_SLOWNESS = 1.5
 # Reports that tell it: the first comes as a prompt ends, and is of that prompt's steps alone.
-_LEAST_REPORTS = 20
+_LEAST_REPORTS = 10
 
 
 _EVIDENCE_HALF_LIFE_SECONDS = 30.0
