@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from kvasir_runtime.engine.channel import CoreChannel
+from kvasir_runtime.engine.held_grammars import POLL_SECONDS, HeldGrammars
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.messages import (
     Abort,
@@ -65,6 +66,10 @@ class StepExecutor(Protocol):
 
     def sample(self) -> Future[PendingResult]:
         """End the step begun last."""
+
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        """Make what follows it, beside the steps. The future ends when that is there, or cannot be made: then the
+        request's first step tells why."""
 
     def recover(self) -> None:
         """Run what is queued from now on, after every future of a failed queue has been taken. Raises where that
@@ -141,6 +146,7 @@ class EngineCore:
         self._router_feed = router_feed
         self._transfers = transfers
         self._clock = clock
+        self._grammars = HeldGrammars(executor.prepare_grammar)
         self._is_blocked = False  # nothing can be planned before other engines are done with some pages
         self._gone: set[int] = set()
         """API processes that have died; what they sent before may still come in."""
@@ -161,6 +167,7 @@ class EngineCore:
         while self._wanted_sleep is None:
             self.step()
         level, self._wanted_sleep = self._wanted_sleep.level, None
+        self._grammars.drop_all()
         for request_id in self._scheduler.all_requests():
             self._abort(Abort(request_id))
         while self._running_steps:
@@ -195,6 +202,8 @@ class EngineCore:
         if is_idle:
             self._executor.use_idle_time()
             idle_seconds = None if self._router_feed is None else self._router_feed.wait_seconds()
+            if self._grammars:
+                idle_seconds = POLL_SECONDS if idle_seconds is None else min(POLL_SECONDS, idle_seconds)
             messages = self._channel.receive(idle_seconds)
             self._last_end = self._now()
         else:
@@ -204,7 +213,8 @@ class EngineCore:
                 case AddRequest():
                     if self._router_feed is not None:
                         self._router_feed.arrive(message)
-                    self._add(message)
+                    if message.api_index not in self._gone and not self._grammars.hold(message):
+                        self._add(message)
                 case AbortRequests():
                     for abort in message.aborts:
                         self._abort(abort)
@@ -219,18 +229,20 @@ class EngineCore:
                 case ApiGone():
                     self._gone.add(message.api_index)
                     self._channel.forget(message.api_index)
+                    self._grammars.drop_all(message.api_index)
                     for request_id in self._scheduler.requests_of(message.api_index):
                         self._abort(Abort(request_id))
+        for message in self._grammars.take_ready() if self._grammars else ():
+            self._add(message)
 
     def _add(self, message: AddRequest) -> None:
-        if message.api_index in self._gone:
-            return
         if self._transfers is not None and message.spec.kv_transfer_params is not None:
             self._transfers.add(message, self._rates.prefill.value)
         else:
             self._scheduler.add(message)
 
     def _abort(self, abort: Abort) -> None:
+        self._grammars.drop(abort.request_id)
         if self._transfers is not None and abort.is_kept:
             self._transfers.keep(abort.request_id)
         self._scheduler.abort(abort.request_id, abort.index)

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+PrepareGrammar = Callable[[str], Future[None]]
+"""Begins to make what follows a grammar, on other threads than steps; the future never fails."""
+
+
 class PendingResult(Protocol):
     """A step that the device may still be busy with."""
 
@@ -58,8 +62,14 @@ class Executor:
     When a step raises, those queued behind it are skipped, since they may build on it, until `recover`.
     """
 
-    def __init__(self, runner: StepRunner, prepare_thread: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        runner: StepRunner,
+        prepare_thread: Callable[[], None] | None = None,
+        prepare_grammar: PrepareGrammar | None = None,
+    ) -> None:
         self._runner = runner
+        self._prepare_grammar = prepare_grammar
         self._prepare_thread = prepare_thread
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._failure: Exception | None = None
@@ -78,6 +88,14 @@ class Executor:
         future: Future[PendingResult] = Future()
         self._queue.put(partial(self._sample, future))
         return future
+
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        """Beside the steps; the future ends when it is done, whatever comes of it."""
+        if self._prepare_grammar is not None:
+            return self._prepare_grammar(grammar)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def recover(self) -> None:
         """Run what is queued from now on, after every future of the failed queue has been taken."""

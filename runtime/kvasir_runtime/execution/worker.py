@@ -1,12 +1,14 @@
 """Makes one rank ready: device, its part of the weights, proposer, KV cache, warm-up. The result is the runner and
 what others must know of it."""
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from kvasir_runtime.errors import ConfigurationError, GrammarError
 from kvasir_runtime.execution.description import RankDescription
 from kvasir_runtime.execution.device import select_device, select_dtype, usable_cores
 from kvasir_runtime.execution.encoder_worker import check_encoder_can, load_encoder
-from kvasir_runtime.execution.executor import StepRunner
+from kvasir_runtime.execution.executor import PrepareGrammar, StepRunner
 from kvasir_runtime.execution.kv_buffer import SequenceLimits, num_kv_blocks
 from kvasir_runtime.execution.limits import (
     check_weights_fit,
@@ -67,6 +69,8 @@ from kvasir_runtime.pooling.head import Head, load_decoder_head
 from kvasir_runtime.speculative.proposer import Proposer
 from kvasir_runtime.structured.vocabulary import Vocabulary
 
+logger = logging.getLogger(__name__)
+
 ProposerFactory = Callable[[Decoder, Placement, AttentionBackend, int], Proposer]
 """Makes the proposer for a target decoder, where it is placed, its attention backend, and for max_model_len."""
 
@@ -80,25 +84,47 @@ class Worker:
     prepare_thread: Callable[[], None]
     """To be called on the thread that runs steps: which device is current, and how many cores a kernel uses, are a
     thread's own settings."""
+    prepare_grammar: PrepareGrammar | None = None
+    """None: no request of its model has a grammar."""
 
 
 MakeVocabulary = Callable[[int], Vocabulary]
 """For a model with so many logits."""
 
 
+NUM_GRAMMAR_THREADS = 2
+"""One grammar may take a second to be made: others need not wait for it."""
+
+
 class AwaitedVocabulary:
-    """Made on a thread of its own, while the first requests come."""
+    """Made on a thread of its own, while the first requests come. Such threads then make matchers ahead of steps."""
 
     def __init__(self, make: Callable[[], Vocabulary] | None) -> None:
         self._make = make
         self._made: Future[Vocabulary] = Future()
+        self._wanted: SimpleQueue[tuple[str, Future[None]]] = SimpleQueue()
 
     def begin(self) -> None:
-        threading.Thread(target=self._run, name="vocabulary", daemon=True).start()
+        for work in (self._run, *[self._prepare_all] * NUM_GRAMMAR_THREADS):
+            threading.Thread(target=work, name="vocabulary", daemon=True).start()
 
     def __call__(self) -> Vocabulary:
         """Wait for it. Raises what making it raised."""
         return self._made.result()
+
+    def prepare(self, grammar: str) -> Future[None]:
+        prepared: Future[None] = Future()
+        self._wanted.put((grammar, prepared))
+        return prepared
+
+    def _prepare_all(self) -> None:
+        while True:
+            grammar, prepared = self._wanted.get()
+            try:
+                self().matcher(grammar)
+            except Exception as error:  # is raised again where the request's row begins
+                logger.debug("a grammar cannot be prepared: %s", error)
+            prepared.set_result(None)
 
     def _run(self) -> None:
         try:
@@ -231,7 +257,12 @@ def load_worker(
     )
     if pooling is None:
         vocabulary.begin()
-    return Worker(runner=runner, description=description, prepare_thread=partial(_prepare_thread, device, num_threads))
+    return Worker(
+        runner=runner,
+        description=description,
+        prepare_thread=partial(_prepare_thread, device, num_threads),
+        prepare_grammar=vocabulary.prepare if pooling is None else None,
+    )
 
 
 def _placement(

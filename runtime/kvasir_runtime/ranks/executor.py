@@ -3,12 +3,12 @@
 import threading
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvasir_runtime.errors import StageFailedError
 from kvasir_runtime.execution.executor import PendingResult
 from kvasir_runtime.ranks.links import CoreLinks
-from kvasir_runtime.ranks.messages import Forward, ReleaseKv, RestoreKv, Sample, WorkInIdleTime
+from kvasir_runtime.ranks.messages import Forward, PrepareGrammar, ReleaseKv, RestoreKv, Sample, WorkInIdleTime
 from kvasir_runtime.scheduling.step import StepPlan, StepResult
 
 
@@ -22,6 +22,15 @@ class ArrivedResult:
         return self.step_result
 
 
+@dataclass(slots=True)
+class _Preparation:
+    """Of a grammar."""
+
+    num_left: int
+    """Ranks that are still at it."""
+    future: Future[None] = field(default_factory=Future)
+
+
 class RankExecutor:
     """A step that fails where ranks share layers ends the group (`RankWatch`); on a pipeline stage of one rank it fails
     alone, since the stages stay together."""
@@ -32,6 +41,8 @@ class RankExecutor:
         self._idle = threading.Lock()
         self._is_idle = False
         self._has_idle_work = True
+        self._grammars: dict[int, _Preparation] = {}
+        self._num_grammars = 0
         self.num_steps = 0
         """Handed to the ranks so far."""
 
@@ -52,6 +63,22 @@ class RankExecutor:
         self._waiting.append(future)
         self._links.send(Sample())
         return future
+
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        """On every rank, beside the steps; the future ends when the last is done, whatever comes of it."""
+        number, preparation = self._num_grammars, _Preparation(self._links.num_ranks)
+        self._num_grammars += 1
+        self._grammars[number] = preparation
+        self._links.send(PrepareGrammar(number, grammar))
+        return preparation.future
+
+    def finish_grammar(self, number: int) -> None:
+        """One more rank has it."""
+        preparation = self._grammars[number]
+        preparation.num_left -= 1
+        if not preparation.num_left:
+            del self._grammars[number]
+            preparation.future.set_result(None)
 
     def recover(self) -> None:
         """Stages find out by the plans themselves (execution/pipeline_stages.py)."""

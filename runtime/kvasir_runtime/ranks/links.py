@@ -76,6 +76,10 @@ class CoreLinks:
         """With the ports that the system chose."""
         return LinkAddresses(_end(self._pull), tuple(map(_end, self._pushes)), tuple(map(_end, self.transfers)))
 
+    @property
+    def num_ranks(self) -> int:
+        return len(self._pushes)
+
     def send(self, *messages: ToRank) -> None:
         """To all ranks. To one that has gone nothing is sent; that it has gone is noticed elsewhere."""
         with self._order:

@@ -33,6 +33,19 @@ class RestoreKv(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Take it again."""
 
 
+class PrepareGrammar(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Make what follows it, beside the steps."""
+
+    number: int
+    grammar: str
+
+
+class GrammarPrepared(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One rank has, or could not."""
+
+    number: int
+
+
 class RankCame(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Its process has found the core, and goes on to meet the other ranks."""
 
@@ -80,8 +93,8 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Whether it only heard of another's end, in the middle of a collective."""
 
 
-ToRank = Forward | Sample | WorkInIdleTime | ReleaseKv | RestoreKv
-FromRank = RankCame | RankProgress | RankReady | StepDone | StepFailed | IdleWorkDone | RankFailed
+ToRank = Forward | Sample | PrepareGrammar | WorkInIdleTime | ReleaseKv | RestoreKv
+FromRank = RankCame | RankProgress | RankReady | StepDone | StepFailed | GrammarPrepared | IdleWorkDone | RankFailed
 
 
 def encoder() -> msgspec.msgpack.Encoder:

@@ -37,7 +37,9 @@ from kvasir_runtime.ranks.links import LinkAddresses, RankLinks
 from kvasir_runtime.ranks.meeting import told_addresses
 from kvasir_runtime.ranks.messages import (
     Forward,
+    GrammarPrepared,
     IdleWorkDone,
+    PrepareGrammar,
     RankCame,
     RankFailed,
     RankReady,
@@ -184,7 +186,7 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
     results = ResultSender(links, partial(end, links)) if groups.place.is_reporter else None
     worker.prepare_thread()
     while True:
-        match links.receive():
+        match message := links.receive():
             case Forward(plan=plan):
                 signs.begin_step()
                 runner.forward(plan)
@@ -193,6 +195,8 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 signs.end_step()
                 if results is not None:
                     results.send(pending)
+            case PrepareGrammar():
+                _prepare_grammar(worker, links, message)
             case ReleaseKv():
                 runner.kv_memory.release()
             case RestoreKv():
@@ -201,6 +205,16 @@ def _take_steps(worker: Worker, groups: RankGroups, links: RankLinks, signs: Sig
                 has_more = runner.use_idle_time()
                 if results is not None:
                     links.send(IdleWorkDone(has_more))
+
+
+def _prepare_grammar(worker: Worker, links: RankLinks, wanted: PrepareGrammar) -> None:
+    def tell(_: object = None) -> None:
+        links.send(GrammarPrepared(wanted.number))
+
+    if worker.prepare_grammar is None:
+        tell()
+    else:
+        worker.prepare_grammar(wanted.grammar).add_done_callback(tell)
 
 
 class ResultSender:

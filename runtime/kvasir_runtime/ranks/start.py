@@ -98,7 +98,7 @@ def one_rank(config: RuntimeConfig, topology: Topology) -> Iterator[StartedRanks
     )
     if worker.description.is_on_cpu:
         keep_freed_memory()
-    executor = Executor(worker.runner, worker.prepare_thread)
+    executor = Executor(worker.runner, worker.prepare_thread, worker.prepare_grammar)
     try:
         yield StartedRanks(executor, worker.description, [worker.description], worker.runner.kv_buffer)
     finally:

@@ -21,6 +21,7 @@ from kvasir_runtime.ranks.links import CoreLinks
 from kvasir_runtime.ranks.liveness import RankLiveness
 from kvasir_runtime.ranks.messages import (
     FromRank,
+    GrammarPrepared,
     IdleWorkDone,
     RankCame,
     RankFailed,
@@ -127,6 +128,8 @@ class RankWatch:
                 self._ready[message.rank] = message.description
                 if len(self._ready) == self._rendezvous.num_ranks:
                     self.descriptions.set_result([self._ready[rank] for rank in range(self._rendezvous.num_ranks)])
+            case GrammarPrepared(number=number):
+                self._executor.finish_grammar(number)
             case IdleWorkDone(has_more=has_more):
                 self._executor.finish_idle_work(has_more)
             case RankFailed():

@@ -16,7 +16,7 @@ from kvasir_runtime.errors import GrammarError, ServerUnavailableError
 from kvasir_runtime.structured.vocabulary import Vocabulary
 
 MAX_PROCESSOR_SECONDS: Final = 1.0
-"""That a grammar may take to be made: an engine's steps wait as long for it, once."""
+"""That a grammar may take to be made; each rank makes it again, beside its steps."""
 MAX_SECONDS: Final = 30.0
 """On a clock, where the machine has other work."""
 MAX_MEMORY_BYTES: Final = 1 << 30

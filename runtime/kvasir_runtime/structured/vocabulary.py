@@ -6,6 +6,7 @@ allowed when it is asked, so a grammar is made in a millisecond and nothing is c
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, Protocol
 
 import llguidance
@@ -148,7 +149,7 @@ class CountingMatcher(Matcher):
 
 
 class Vocabulary:
-    """Of one tokenizer, for a model with so many logits. Thread-safe as far as making matchers goes."""
+    """Of one tokenizer, for a model with so many logits. Several threads may make matchers."""
 
     def __init__(self, table: TokenTable, vocab_size: int) -> None:
         wrapped = llguidance.TokenizerWrapper(_Wrapped(table, vocab_size))
@@ -156,6 +157,7 @@ class Vocabulary:
         self._table = table
         self._vocab_size = vocab_size
         self._kept: OrderedDict[str, Matcher] = OrderedDict()
+        self._keeping = Lock()
 
     def token_bytes(self, token_id: int) -> bytes:
         return _SPECIAL if token_id in self._table.special_ids else self._table.token_bytes(token_id)
@@ -166,15 +168,17 @@ class Vocabulary:
 
     def matcher(self, grammar: str) -> Matcher:
         """At the grammar's beginning. Raises GrammarError where it is none, or too large."""
-        kept = self._kept.pop(grammar, None)
+        with self._keeping:
+            kept = self._kept.pop(grammar, None)
         if kept is None:
             kept = self._made(grammar)
             if (fault := kept.fault) is not None:
                 raise GrammarError(fault)
-        self._kept[grammar] = kept
-        while len(self._kept) > MAX_KEPT_GRAMMARS:
-            self._kept.popitem(last=False)
-        return kept.copy()
+        with self._keeping:
+            self._kept[grammar] = kept
+            while len(self._kept) > MAX_KEPT_GRAMMARS:
+                self._kept.popitem(last=False)
+            return kept.copy()
 
     def fault_of(self, grammar: str) -> str | None:
         """Why it is none, or too large; None: it is one. Nothing of it is kept."""

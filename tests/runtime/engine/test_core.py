@@ -12,6 +12,7 @@ import pytest
 from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.held_grammars import POLL_SECONDS
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, Sleep, StepOutputs
@@ -356,6 +357,63 @@ def test_the_device_is_offered_time_whenever_the_core_has_nothing_to_do(make_cor
     assert offers == idle, "each time before it waits"
 
 
+@pytest.fixture
+def preparing() -> dict[str, list[Future[None]]]:
+    """How often each grammar was to be prepared, which ends when the test says so."""
+    return {}
+
+
+@pytest.fixture
+def grammar_executor(preparing: dict[str, list[Future[None]]]) -> type[Executor]:
+    class GrammarExecutor(Executor):
+        def prepare_grammar(self, grammar: str) -> Future[None]:
+            future: Future[None] = Future()
+            preparing.setdefault(grammar, []).append(future)
+            return future
+
+    return GrammarExecutor
+
+
+def test_requests_are_held_until_their_grammars_are_prepared(make_core, channel, preparing, grammar_executor):
+    core = make_core(CountingRunner(), ahead=0, executor=grammar_executor)
+    channel.inbox.extend([add("a", grammar="slow"), add("b"), add("c", grammar="slow"), add("d", grammar="quick")])
+    core.step()
+    assert tokens_of(channel, "b") == [1], "others do not wait"
+    preparing["quick"][0].set_result(None)
+    core.step()
+    assert (tokens_of(channel, "d"), tokens_of(channel, "a")) == ([2], [])
+    for _ in range(4):
+        core.step()
+    assert len(tokens_of(channel, "b")) == len(tokens_of(channel, "d")) == 3
+    assert channel.timeouts[-1] == POLL_SECONDS, "an idle engine looks now and then"
+    preparing["slow"][0].set_result(None)
+    channel.inbox.append(add("e", grammar="slow", max_tokens=1))
+    core.step()
+    assert [len(tokens_of(channel, name)) for name in "ace"] == [1, 1, 1]
+    assert {grammar: len(futures) for grammar, futures in preparing.items()} == {"slow": 1, "quick": 1}
+
+
+def test_a_held_request_that_nobody_wants_any_more_is_forgotten(make_core, channel, preparing, grammar_executor):
+    core = make_core(CountingRunner(), ahead=0, executor=grammar_executor)
+    grammar = {"grammar": "slow"}
+    channel.inbox.extend([add("a", **grammar), add("b", api_index=1, **grammar), add("c", **grammar)])
+    core.step()
+    channel.inbox.extend([AbortRequests(aborts=[Abort("a")]), ApiGone(1), add("late", api_index=1, **grammar)])
+    core.step()
+    preparing["slow"][0].set_result(None)
+    core.step()
+    assert [len(tokens_of(channel, name)) for name in ("a", "b", "c", "late")] == [0, 0, 1, 0]
+
+
+def test_a_core_that_goes_to_sleep_forgets_whom_it_holds(make_core, channel, preparing, grammar_executor):
+    core = make_core(CountingRunner(), ahead=0, executor=grammar_executor)
+    channel.inbox.extend([add("a", grammar="slow"), Sleep(level=1)])
+    assert core.run() == 1
+    preparing["slow"][0].set_result(None)
+    core.step()
+    assert tokens_of(channel, "a") == []
+
+
 def test_an_idle_core_says_so_once(make_core, channel):
     core = make_core(CountingRunner(), ahead=0)
     channel.inbox.append(add("a", max_tokens=1))
@@ -579,6 +637,9 @@ class FailingExecutor:
         self.log.append("recover")
 
     def use_idle_time(self) -> None: ...
+
+    def prepare_grammar(self, grammar: str) -> Future[None]:
+        raise NotImplementedError
 
 
 class TakenFuture(Future):

@@ -53,6 +53,9 @@ class Device:
     def use_idle_time(self) -> None:
         """Nothing is left to do."""
 
+    def prepare_grammar(self, grammar: str) -> "Future[None]":
+        raise AssertionError("no request has one")
+
 
 @dataclass
 class PendingStep:

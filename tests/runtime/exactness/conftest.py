@@ -228,6 +228,9 @@ class WatchedExecutor:
         self.num_under_way += 1
         return WatchedStep(self._executor.sample(), self)
 
+    def prepare_grammar(self, grammar: str) -> Any:
+        return self._executor.prepare_grammar(grammar)
+
     def recover(self) -> None:
         self._executor.recover()
 

@@ -47,7 +47,7 @@ class RankThreads:
     def __init__(self, workers: Sequence[Worker], groups: Sequence[RankGroups]) -> None:
         self.workers = workers
         self.groups = groups
-        self._executors = [Executor(worker.runner, worker.prepare_thread) for worker in workers]
+        self._executors = [Executor(worker.runner, worker.prepare_thread, worker.prepare_grammar) for worker in workers]
 
     def forward(self, plan: StepPlan) -> None:
         for executor in self._executors:
@@ -58,6 +58,11 @@ class RankThreads:
         futures = [executor.sample() for executor in self._executors]
         agreed.set_result(AgreedResult(futures[self.groups[0].place.topology.reporter :]))
         return agreed
+
+    def prepare_grammar(self, grammar: str) -> Any:
+        """Of one rank after the other."""
+        *_, last = [executor.prepare_grammar(grammar) for executor in self._executors]
+        return last
 
     def recover(self) -> None:
         """Stages find out by the plans."""

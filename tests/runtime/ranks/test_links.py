@@ -94,6 +94,21 @@ def test_every_rank_gets_plans_whole_and_in_order(links: tuple[CoreLinks, list[R
         assert second == Sample()
 
 
+def test_a_grammar_is_prepared_when_every_rank_has_it(links: tuple[CoreLinks, list[RankLinks]]) -> None:
+    core, ranks = links
+    executor = RankExecutor(core)
+    first, second = executor.prepare_grammar("a"), executor.prepare_grammar("b")
+    wanted = [[end.receive(), end.receive()] for end in ranks]
+    assert [each.grammar for each in wanted[0]] == ["a", "b"]
+    numbers = [each.number for each in wanted[0]]
+    assert [[each.number for each in of_rank] for of_rank in wanted] == [numbers] * len(ranks)
+    executor.finish_grammar(numbers[1])
+    executor.finish_grammar(numbers[0])
+    assert (first.done(), second.done()) == (False, False)
+    executor.finish_grammar(numbers[1])
+    assert (first.done(), second.done()) == (False, True)
+
+
 def test_results_are_handed_out_in_the_order_of_steps(links: tuple[CoreLinks, list[RankLinks]]) -> None:
     core, ranks = links
     executor = RankExecutor(core)
