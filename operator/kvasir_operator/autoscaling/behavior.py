@@ -32,11 +32,13 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Change:
-    """`delta`: replicas added, or taken away where below zero. `ahead_seconds`: until the load that they are for."""
+    """`delta`: replicas added, or taken away where below zero. `ahead_seconds`: until the load that they are for.
+    `is_tried`: for times between tokens over their SLO, which may not be by load."""
 
     at: float
     delta: int
     ahead_seconds: float = 0.0
+    is_tried: bool = False
 
 
 def rounded(needed: float, former: int, growth_tolerance: float = TOLERANCE) -> int:
@@ -59,23 +61,33 @@ class Returns:
     are_brief: bool = False
 
 
-def returns_of(changes: Iterable[Change], startup_seconds: float) -> Returns:
+def returns_of(changes: Sequence[Change], startup_seconds: float, current: int) -> Returns:
     """They are kept for as long as a replica takes to start, which is what it costs to have let one go that is wanted
     again; where load came back, as long as the longest lull of those that a HorizontalPodAutoscaler's window outlasts,
-    twice that where returns are brief. `changes`: of the last hour, oldest first."""
+    twice that where returns are brief. Brief ones that double the replicas come at odd times: there twice the lull,
+    since the next that is longer than those before would find all gone.
+
+    `changes`: of the last hour, oldest first, that have led to `current`.
+    """
     window = min(max(startup_seconds, LEAST_DOWN_WINDOW_SECONDS), DOWN_WINDOW_SECONDS)
-    shrunk_at, grown_at, are_brief = -math.inf, math.inf, False
+    # The end of load is seen a minute later, or once what waited while replicas started is worked off.
+    brief_seconds = startup_seconds + max(startup_seconds, SEEN_SECONDS)
+    shrunk_at, grown_at, are_brief, are_doubling = -math.inf, math.inf, False, False
+    replicas = before = current - sum(change.delta for change in changes)
     for change in changes:
         wanted_at = change.at + change.ahead_seconds
         if change.delta > 0:
             lull_seconds = window + wanted_at - shrunk_at  # a window had passed before
             most = DOWN_WINDOW_SECONDS * (2 if are_brief else 1)
-            window = lull_seconds if lull_seconds <= most else window
+            if lull_seconds <= most:
+                window = min(2 * lull_seconds, most) if are_doubling and not change.is_tried else lull_seconds
             shrunk_at, grown_at = -math.inf, min(grown_at, wanted_at)
         else:
             if grown_at < math.inf:
-                are_brief = change.at - window - grown_at <= startup_seconds + SEEN_SECONDS
-            shrunk_at, grown_at = change.at, math.inf
+                are_brief = change.at - window - grown_at <= brief_seconds
+                are_doubling = are_brief and replicas >= 2 * before
+            shrunk_at, grown_at, before = change.at, math.inf, replicas + change.delta
+        replicas += change.delta
     return Returns(window, are_brief)
 
 

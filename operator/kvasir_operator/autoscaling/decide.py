@@ -189,7 +189,7 @@ def _paced(situation: RoleSituation, need: Need, memory: Memory) -> tuple[int, M
 def _returns(situation: RoleSituation, memory: Memory) -> Returns:
     """A known period says when load comes back, so that nothing is kept for want of knowing."""
     is_known = memory.history.period is not None
-    return returns_of(memory.changes, 0.0 if is_known else situation.startup_seconds)
+    return returns_of(memory.changes, 0.0 if is_known else situation.startup_seconds, situation.current)
 
 
 def _least_that_hold(situation: RoleSituation, sample: RoleSample, guarded: list[Latency], wanted: int) -> int:
@@ -268,7 +268,9 @@ def _with_change(memory: Memory, situation: RoleSituation, verdict: Verdict) -> 
     kept = tuple(each for each in memory.changes if each.at > situation.now - MOST_SECONDS)
     delta = verdict.replicas - situation.current
     ahead_seconds = situation.startup_seconds if verdict.reason is ScalingReason.FORECAST else 0.0
-    return replace(memory, changes=(*kept, Change(situation.now, delta, ahead_seconds)) if delta else kept)
+    is_tried = verdict.reason is ScalingReason.INTER_TOKEN_LATENCY  # the other one is waited for by a queue
+    change = Change(situation.now, delta, ahead_seconds, is_tried)
+    return replace(memory, changes=(*kept, change) if delta else kept)
 
 
 def _why_fewer(

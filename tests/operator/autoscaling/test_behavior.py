@@ -58,7 +58,7 @@ def test_down_waits_for_its_window_and_up_does_not(recommendations, expected):
 def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal_pod_autoscaler(
     startup: float, expected: float
 ) -> None:
-    assert returns_of([], startup).window_seconds == expected
+    assert returns_of([], startup, 1).window_seconds == expected
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,48 @@ def test_down_waits_for_as_long_as_a_start_takes_and_no_longer_than_a_horizontal
     ],
 )
 def test_down_waits_for_as_long_as_the_lulls_that_300_seconds_outlast(changes: list[Change], expected: float) -> None:
-    assert returns_of(changes, 120.0).window_seconds == expected
+    assert returns_of(changes, 120.0, 10).window_seconds == expected
+
+
+def a_burst(busy_seconds: float, lull_seconds: float) -> list[Change]:
+    """Of three replicas, which go a window of 120 s after the need has gone, and the next one's first."""
+    shrunk_at = busy_seconds + 120
+    grown = [Change(0, 2), Change(15, 1), Change(shrunk_at, -1), Change(shrunk_at + 60, -2)]
+    return [*grown, Change(shrunk_at + 60 + lull_seconds, 3)]
 
 
 @pytest.mark.parametrize(
     ("busy_seconds", "lull_seconds", "expected"),
-    [(180, 480, 600), (181, 480, 120), (180, 481, 120), (30, 100, 220), (180, 180, 300)],
+    [(240, 480, 600), (241, 480, 120), (240, 481, 120), (30, 100, 220), (240, 180, 300)],
 )
 def test_twice_as_long_where_load_was_gone_again_before_a_replica_served(
     busy_seconds: float, lull_seconds: float, expected: float
 ) -> None:
-    """A start and the minute of the rates: 180 s. It shrank a window after the need had gone."""
-    shrunk_at = busy_seconds + 120
-    changes = [Change(0, 2), Change(15, 1), Change(shrunk_at, -1), Change(shrunk_at + 60, -2)]
-    changes.append(Change(shrunk_at + 60 + lull_seconds, 3))
-    assert returns_of(changes, 120.0).window_seconds == expected
+    """A start, and as long until what waited meanwhile is worked off: 240 s. Seven were there before."""
+    assert returns_of(a_burst(busy_seconds, lull_seconds), 120.0, 10).window_seconds == expected
+
+
+@pytest.mark.parametrize(("startup", "busy_seconds", "expected"), [(30.0, 90, 600), (30.0, 91, 60)])
+def test_the_end_of_load_is_seen_a_minute_later(startup: float, busy_seconds: float, expected: float) -> None:
+    changes = [Change(0, 1), Change(busy_seconds + 60, -1), Change(busy_seconds + 600, 1)]
+    assert returns_of(changes, startup, 10).window_seconds == expected
+
+
+@pytest.mark.parametrize(
+    ("num_before", "lull_seconds", "expected"),
+    [(3, 60, 360), (3, 179, 598), (3, 300, 600), (4, 60, 180), (3, 481, 120)],
+)
+def test_twice_the_lull_where_brief_bursts_double_the_replicas(
+    num_before: int, lull_seconds: float, expected: float
+) -> None:
+    """They come at odd times, and one lull longer than those before would find all gone."""
+    assert returns_of(a_burst(60, lull_seconds), 120.0, num_before + 3).window_seconds == expected
+
+
+def test_replicas_that_times_between_tokens_ask_for_are_no_burst() -> None:
+    *burst, grown = a_burst(60, 60)
+    tried = Change(grown.at, grown.delta, is_tried=True)
+    assert returns_of([*burst, tried], 120.0, 6).window_seconds == 180
 
 
 def test_a_window_that_is_asked_for_holds_whatever_a_start_takes() -> None:
