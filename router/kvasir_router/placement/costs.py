@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvasir_router.placement.placement import Fetch
 from kvasir_router.prefix_index.index import Cached
 from kvasir_router.request import InferenceRequest
-from kvasir_router.service.load import KV_BARRIER_START
+from kvasir_router.service.load import KV_BARRIER_START, EndpointLoad
 from kvasir_router.service.prefill_rate import CONTEXT_DOUBLING_TOKENS, work
 from kvasir_router.service.registry import Endpoint
 
@@ -27,6 +27,8 @@ _GROWTH = 0.5 / CONTEXT_DOUBLING_TOKENS
 # the endpoint, and where each prefills for itself: both by measurement (docs/decisions/0029, 0023).
 STALL_WEIGHT = 0.05
 MIXED_STALL_WEIGHT = 0.1
+# Of the tokens in decode, where all requests go on with a conversation: its later calls weigh as much as this one.
+LATER_CALLS_WEIGHT = 0.5
 # Seconds of others for each second of own prefill: so many for each second of the shortest queue, up to the most.
 DELAY_PER_QUEUE_SECOND = 32.0
 MOST_DELAY = 32.0
@@ -67,17 +69,36 @@ def work_left(num_tokens: int, num_cached_tokens: int) -> float:
 
 
 def decode_load(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:
-    """What the answer takes longer than on an empty endpoint that decodes as fast as most: by the KV that running
-    decodes read in each step, and by the steps of an endpoint that is slower.
+    """By the streams that each endpoint has now."""
+    loads = [endpoint.load for endpoint in endpoints]
+    return decode_seconds(request, loads, [load.resident_tokens for load in loads])
+
+
+def decode_seconds(
+    request: InferenceRequest, loads: Sequence[EndpointLoad], resident_tokens: Sequence[float]
+) -> list[float]:
+    """What the answer takes longer than on an empty endpoint that decodes as fast as most: by the KV that decodes read
+    in each step, and by the steps of an endpoint that is slower.
     """
     answer = ANSWER_WEIGHT * request.num_output_tokens
     return [
-        DECODE_WEIGHT * load.resident_tokens / rate.tokens_per_second
+        DECODE_WEIGHT * tokens / rate.tokens_per_second
         if not (rate := load.prefill).excess_step_seconds
-        else DECODE_WEIGHT * load.resident_tokens / rate.tokens_per_second * rate.decode_slowness
-        + answer * rate.excess_step_seconds
-        for load in [e.load for e in endpoints]
+        else DECODE_WEIGHT * tokens / rate.tokens_per_second * rate.decode_slowness + answer * rate.excess_step_seconds
+        for load, tokens in zip(loads, resident_tokens, strict=True)
     ]
+
+
+def tokens_met(loads: Sequence[EndpointLoad], returning_share: float, now: float) -> list[float]:
+    """Tokens in decode that a conversation will meet on each endpoint, by this call and by its later ones.
+
+    It comes back to where it began, for minutes, and so do those that are between two calls just now. So by the share
+    of requests that go on with one, the fleet's tokens count as they were spread in the last minutes, else as they are.
+    """
+    weight = LATER_CALLS_WEIGHT * returning_share
+    recent = [load.recent_tokens(now) for load in loads]
+    spread = weight * sum(load.resident_tokens for load in loads) / (sum(recent) or 1.0)
+    return [(1 - weight) * load.resident_tokens + spread * each for load, each in zip(loads, recent, strict=True)]
 
 
 def kv_barrier(request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> list[float]:

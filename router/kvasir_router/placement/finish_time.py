@@ -6,16 +6,27 @@ A prefix that many ask for is computed once more where that pays. No request wou
 pay for the prefill, and all that come after it would gain. So each that goes where the prefix is cached, though another
 endpoint would be cheaper if it had the prefix too, adds to what has been lost for that prefix. The one with which the
 loss reaches the price, the prefill there for itself and for each stream that stands still meanwhile, is placed as if it
-were cached there. While prices stay, no more than twice as much is lost as by who had known what comes (rent or buy:
-Karlin et al. 1988).
+were cached there (rent or buy: Karlin et al. 1988). One that alone loses half of the price pays at once: mostly the
+prefix is just being computed, and waiting for that takes more than half as long as a copy, which later costs all of it.
+
+Where conversations come back, an endpoint that is idle between their calls is not free (`costs.tokens_met`).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial, reduce
 from operator import add, sub
 
-from kvasir_router.placement.costs import ANSWER_WEIGHT, MIXED_TERMS, TERMS, DerivedTerm, Term, columns_of
+from kvasir_router.placement.asked_prefixes import AskedPrefixes
+from kvasir_router.placement.costs import (
+    ANSWER_WEIGHT,
+    MIXED_TERMS,
+    TERMS,
+    DerivedTerm,
+    Term,
+    columns_of,
+    decode_seconds,
+    tokens_met,
+)
 from kvasir_router.placement.placement import Placement, leg_on
 from kvasir_router.prefix_index.index import Cached, SharedPrefix
 from kvasir_router.request import InferenceRequest
@@ -25,32 +36,7 @@ from kvasir_router.service.registry import Endpoint
 TIE_TOLERANCE = 0.02
 # Of a loss to the answer: every second of it, and as many again that the streams there lose to it.
 EVERYBODY_WEIGHT = 2 / ANSWER_WEIGHT
-# Of prefixes that are asked for, the latest: one of which nobody speaks any more has nothing to lose.
-_MAX_PREFIXES = 4096
 _ADDED = partial(map, add)
-
-
-class PrefixLosses:
-    """Seconds that requests for a prefix have lost since it was computed last, by its name."""
-
-    def __init__(self) -> None:
-        self._losses: OrderedDict[int, float] = OrderedDict()
-
-    def is_paid(self, prefix: int, loss: float, price: float) -> bool:
-        """Adds the loss; whether that makes the price, which is then taken."""
-        total = self._losses.pop(prefix, 0.0) + loss
-        is_paid = total >= price
-        self._losses[prefix] = 0.0 if is_paid else total
-        return is_paid
-
-    def is_known(self, prefix: int) -> bool:
-        """Somebody has asked for it before; from now on somebody has."""
-        if prefix in self._losses:
-            return True
-        self._losses[prefix] = 0.0
-        if len(self._losses) > _MAX_PREFIXES:
-            self._losses.popitem(last=False)
-        return False
 
 
 class FinishTime:
@@ -60,17 +46,18 @@ class FinishTime:
         self,
         terms: Mapping[str, Term] = TERMS,
         derived: Mapping[str, DerivedTerm] = MIXED_TERMS,
-        losses: PrefixLosses | None = None,
+        prefixes: AskedPrefixes | None = None,
     ) -> None:
         self._terms = terms
         self._derived = derived
-        self.losses = losses or PrefixLosses()
+        self.prefixes = prefixes or AskedPrefixes()
 
     def place(self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float) -> Placement:
-        by_term = columns_of(self._terms, self._derived, request, endpoints, cached, now)
+        by_term = self._columns(request, endpoints, cached, now)
         columns: Iterable[Iterable[float]] = by_term.values()
         costs = list(reduce(_ADDED, columns))  # a third of the time of a sum for each endpoint
-        if (prefix := _prefix_of(request, cached)) is not None and self.losses.is_known(prefix):
+        prefix = _prefix_of(request, cached)
+        if self.prefixes.ask(prefix) and prefix is not None:
             self._replicate(prefix, by_term, costs, endpoints)
         lowest = min(costs)
         limit = lowest * (1 + TIE_TOLERANCE)
@@ -99,18 +86,27 @@ class FinishTime:
         longer = decode[choice] - decode[best]
         loss = costs[choice] - cost + (EVERYBODY_WEIGHT - 1) * longer
         price = (own[best] - least + by_term["delay_to_others"][best]) * (1 + endpoints[best].load.num_decoding)
-        if self.losses.is_paid(prefix, max(loss, 0.0), price):
+        if self.prefixes.is_paid(prefix, max(loss, 0.0), price):
             costs[best] = cost
 
     def costs(
         self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
     ) -> dict[str, dict[str, float]]:
         """For people: url -> the terms in seconds."""
-        columns = columns_of(self._terms, self._derived, request, endpoints, cached, now)
+        columns = self._columns(request, endpoints, cached, now)
         return {
             endpoint.url: {name: column[position] for name, column in columns.items()}
             for position, endpoint in enumerate(endpoints)
         }
+
+    def _columns(
+        self, request: InferenceRequest, endpoints: Sequence[Endpoint], cached: Cached, now: float
+    ) -> dict[str, list[float]]:
+        columns = columns_of(self._terms, self._derived, request, endpoints, cached, now)
+        if (share := self.prefixes.returning_share) and "decode_load" in columns:
+            loads = [endpoint.load for endpoint in endpoints]
+            columns["decode_load"] = decode_seconds(request, loads, tokens_met(loads, share, now))
+        return columns
 
 
 def _prefix_of(request: InferenceRequest, cached: Cached) -> int | None:

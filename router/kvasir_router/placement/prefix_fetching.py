@@ -167,4 +167,4 @@ def fetching_leg(leg: Leg, fetch: Fetch) -> Leg:
 def _knowing(policy: CostPolicy, fetches: Mapping[str, Fetch]) -> CostPolicy:
     if not fetches or not isinstance(policy, FinishTime):
         return policy
-    return FinishTime({**TERMS, "prefix_fetch": PrefixFetch(fetches)}, losses=policy.losses)
+    return FinishTime({**TERMS, "prefix_fetch": PrefixFetch(fetches)}, prefixes=policy.prefixes)

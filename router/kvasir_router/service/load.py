@@ -8,7 +8,7 @@ the first prompt has got.
 """
 
 from dataclasses import dataclass, field
-from math import inf
+from math import exp2, inf
 
 from kvasir_router.service.load_report import REPORT_LIFETIME_SECONDS, LoadReport
 from kvasir_router.service.prefill_rate import PrefillRate, work
@@ -17,6 +17,8 @@ from kvasir_router.service.prefill_rate import PrefillRate, work
 KV_BARRIER_START = 0.8
 # Metrics are scraped every second: after so long their last word counts no more.
 SCRAPE_LIFETIME_SECONDS = 10.0
+# In the tokens sent there of late, a request counts half after so long.
+_RECENT_HALF_LIFE_SECONDS = 60.0
 # Only whole blocks are handed over: the rest of the prompt, one token at least, is computed where it is decoded.
 _MOST_TOKENS_BEHIND_KV = 128
 
@@ -61,9 +63,10 @@ class EndpointLoad:
 
     __slots__ = (
         "_foreign_work", "_head_started_at", "_num_peers", "_own_kv_tokens", "_own_prefill_tokens", "_own_work",
-        "_prefilling", "_receiving", "_report", "_reported_at", "_scraped_at", "_unreported", "kv_capacity_tokens",
-        "kv_room_tokens", "kv_transfer_port", "kv_usage", "kv_used_tokens", "last_dispatch", "max_in_flight",
-        "num_decoding", "num_in_flight", "prefill", "prefill_done_at", "prefill_rest_seconds", "resident_tokens",
+        "_prefilling", "_receiving", "_recent_at", "_recent_tokens", "_report", "_reported_at", "_scraped_at",
+        "_unreported", "kv_capacity_tokens", "kv_room_tokens", "kv_transfer_port", "kv_usage", "kv_used_tokens",
+        "last_dispatch", "max_in_flight", "num_decoding", "num_in_flight", "prefill", "prefill_done_at",
+        "prefill_rest_seconds", "resident_tokens",
     )  # fmt: skip
 
     def __init__(self, max_in_flight: int, prefill: PrefillRate) -> None:
@@ -81,6 +84,7 @@ class EndpointLoad:
         self.num_decoding = 0  # requests past their prefill; where the engine tells, everybody's
         self.prefill_rest_seconds = 0.0  # of it what has not begun: left even if the head is late
         self._num_peers = 0
+        self._recent_tokens = self._recent_at = 0.0
         self._prefilling: dict[InFlight, None] = {}  # own, in order of dispatch; the first is the head
         self._receiving: dict[InFlight, None] = {}  # own, whose KV another endpoint computes
         self._own_work = 0.0
@@ -126,8 +130,13 @@ class EndpointLoad:
             num_known if self._report is None else max(num_known, self._report.num_running + self._report.num_waiting)
         )
 
+    def recent_tokens(self, now: float) -> float:
+        """Resident tokens of the requests sent there in the last minutes, ended or not."""
+        return self._recent_tokens * exp2((self._recent_at - now) / _RECENT_HALF_LIFE_SECONDS)
+
     def begin(self, request: InFlight, now: float) -> None:
         self._count(request, 1)
+        self._recent_tokens, self._recent_at = self.recent_tokens(now) + request.resident_tokens, now
         self.resident_tokens += request.resident_tokens
         self._own_kv_tokens += request.new_kv_tokens
         if not self._is_reported(request):

@@ -33,6 +33,8 @@ _DISPATCH_MEMORY_TOKENS = 100_000
 # An endpoint's shortest step is remembered for one to two times as long, and is another's by so many times at most.
 _STEP_MEMORY_SECONDS = 300.0
 _LEAST_SLOWNESS = 1.5
+# Reports that tell it: the first comes as a prompt ends, and is of that prompt's steps alone.
+_LEAST_REPORTS = 10
 
 
 _EVIDENCE_HALF_LIFE_SECONDS = 30.0
@@ -101,26 +103,30 @@ class DecodeStep:
     what is clearly more than the fleet's: such an endpoint decodes slower than the others.
     """
 
-    __slots__ = ("_before", "_least", "_since")
+    __slots__ = ("_before", "_least", "_num_reports", "_since")
 
     def __init__(self) -> None:
         self._least = self._before = inf
+        self._num_reports = 0  # since it was unknown
         self._since = -inf
 
     def observe(self, seconds: float, now: float) -> None:
         self._age(now)
         self._least = min(self._least, seconds)
+        self._num_reports += 1
 
     def least_seconds(self, now: float) -> float:
-        """Infinite: it has not decoded for long."""
+        """Infinite: it has not decoded for long, or has hardly begun to."""
         self._age(now)
-        return min(self._least, self._before)
+        return min(self._least, self._before) if self._num_reports >= _LEAST_REPORTS else inf
 
     def _age(self, now: float) -> None:
         age = now - self._since
         if age >= _STEP_MEMORY_SECONDS:
             self._before = self._least if age < 2 * _STEP_MEMORY_SECONDS else inf
             self._least, self._since = inf, now
+            if self._before == inf:
+                self._num_reports = 0
 
 
 def work(num_uncached_tokens: int, num_cached_tokens: int = 0) -> float:

@@ -34,10 +34,23 @@ def places(policy: FinishTime, requests: Sequence[InferenceRequest], among: Sequ
 
 
 def test_what_many_ask_for_is_computed_where_it_is_not_cached_once_that_is_paid() -> None:
-    """Each loses 1 s to the holder's stream, in everybody's seconds 4. The price is 2 s of prefill, twice: one stream
-    would stand still meanwhile."""
+    """Each loses 0.4 s to the holder's stream, 1.6 s of everybody. The price is 2 s of prefill, twice: one stream
+    would stand still meanwhile. The first one asks for what nobody has asked for before."""
+    questions = [a_question(number) for number in range(6)]
+    expected = ["holder", "holder", "holder", "other", "holder", "holder"]
+    assert places(FinishTime(), questions, endpoints(8_000)) == expected
+
+
+def test_who_loses_half_of_the_price_alone_waits_for_no_others() -> None:
     questions = [a_question(number) for number in range(4)]
-    assert places(FinishTime(), questions, endpoints()) == ["holder", "holder", "other", "holder"]
+    assert places(FinishTime(), questions, endpoints(11_000)) == ["holder", "other", "other", "other"]
+
+
+def test_who_would_wait_for_a_copy_as_long_as_for_an_own_one_makes_it() -> None:
+    """The holder is just computing it."""
+    among = an_endpoint("holder", prefill_tokens=1800), an_endpoint("other")
+    questions = [a_question(number) for number in range(2)]
+    assert places(FinishTime(), questions, among) == ["holder", "other"]
 
 
 def test_the_busier_the_holder_the_sooner() -> None:

@@ -27,10 +27,11 @@ class Fleet:
         self.prefill = FleetPrefill()
         self.endpoints = [Endpoint(Address(name), EndpointLoad(512, self.prefill.new_member())) for name in names]
 
-    def say(self, reports: Mapping[str, LoadReport], now: float = 0.0) -> None:
+    def say(self, reports: Mapping[str, LoadReport], now: float = 0.0, times: int = 10) -> None:
         for endpoint in self.endpoints:
             if (report := reports.get(endpoint.url)) is not None:
-                endpoint.load.report(report, now)
+                for _ in range(times):
+                    endpoint.load.report(report, now)
         self.prefill.refresh(now)
 
     def costs(self, now: float = 0.0) -> dict[str, float]:
@@ -58,6 +59,25 @@ def test_an_engine_that_is_not_clearly_slower_costs_nothing(why: str, report: Lo
     fleet = Fleet()
     fleet.say({"a": report, "b": a_report(100.0), "c": a_report(100.0)})
     assert set(fleet.costs().values()) == {0.0}, why
+
+
+def test_an_engine_that_has_hardly_decoded_costs_nothing() -> None:
+    """Its first report may come as its first prompt ends, and is of that prompt's steps alone; were it taken for slow,
+    it would get no answer to show otherwise."""
+    fleet = Fleet()
+    fleet.say({"b": a_report(100.0), "c": a_report(100.0)})
+    fleet.say({"a": a_report(8.0)}, times=3)
+    assert set(fleet.costs().values()) == {0.0}
+    fleet.say({"a": a_report(8.0)}, times=7)
+    assert fleet.costs()["a"] > 0
+
+
+def test_what_is_forgotten_counts_for_no_report() -> None:
+    fleet = Fleet()
+    fleet.say({"a": a_report(25.0), "b": a_report(100.0), "c": a_report(100.0)})
+    fleet.say({"a": a_report(25.0)}, now=700.0, times=1)
+    fleet.say({"b": a_report(100.0), "c": a_report(100.0)}, now=700.0)
+    assert fleet.costs(700.0)["a"] == 0.0
 
 
 def test_its_fastest_steps_count_until_they_are_long_ago() -> None:
