@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from kubernetes.dynamic.exceptions import NotFoundError
+from kubernetes.dynamic.exceptions import ConflictError, NotFoundError
 from urllib3.exceptions import HTTPError
 
 NODE = "node-1"
@@ -65,7 +65,8 @@ def list_pods(api: Api, namespace: str, selector: str = "") -> list[dict[str, An
 def bind_pod(api: Api, pod: dict[str, Any], node: str) -> None:
     if "nodeName" not in pod["spec"]:
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod["metadata"]["name"]}}
-        api.request("post", f"{path_of(pod)}/binding", body | {"target": {"kind": "Node", "name": node}})
+        with suppress(ConflictError, NotFoundError):  # it is being deleted
+            api.request("post", f"{path_of(pod)}/binding", body | {"target": {"kind": "Node", "name": node}})
 
 
 def report_ready(api: Api, pod: dict[str, Any], ago: timedelta = timedelta()) -> dict[str, Any]:

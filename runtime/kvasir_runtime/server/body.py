@@ -11,6 +11,7 @@ import difflib
 import json
 import logging
 import re
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -277,13 +278,23 @@ def _unknown_fields(model: type[Body], details: list[ErrorDetails]) -> InvalidRe
     return InvalidRequestError(message, _field_name(location) or names[0])
 
 
+@cache
+def _model_names() -> frozenset[str]:
+    """Of all objects within bodies."""
+    models, names = [RequestModel], set()
+    while models:
+        models += (model := models.pop()).__subclasses__()
+        names.add(model.__name__)
+    return frozenset(names)
+
+
 def _field_name(location: tuple[int | str, ...]) -> str:
     """`messages[0].content`; pydantic's names for a union's branches are left out."""
     name = ""
     for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part.isidentifier() and part not in ("bool", "int", "str"):
+        elif part.isidentifier() and part not in ("bool", "int", "str", *_model_names()):
             name += f".{part}" if name else part
     return name
 

@@ -108,7 +108,9 @@ class MessagesRequest(MessagesPrompt):
 
     def to_chat(self, *, drops_client_header: bool) -> MessagesChat:
         """Raises InvalidRequestError."""
-        asked = translated(partial(tool_choice, self.tool_choice)) if self.tools else {}
+        asked = translated(partial(tool_choice, self.tool_choice))
+        if not self.tools and asked.get("tool_choice") in ("auto", "none"):
+            asked = {}
         own = {name: getattr(self, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
         own["stop"] = self.stop_sequences
         own["thinking_token_budget"] = None if self.thinking is None else self.thinking.budget_tokens

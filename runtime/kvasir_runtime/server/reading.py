@@ -63,7 +63,9 @@ class Reading:
         if wanted is None:
             special_ids = self.formats.special_ids.values()
             return WantedGrammar(BUDGET_FIELD, key, lambda: behind_a_thought(None, thought, special_ids))
-        return WantedGrammar(wanted.field, f"{key} {wanted.key}", lambda: behind_a_thought(wanted.make(), thought))
+        return WantedGrammar(
+            wanted.field, f"{key} {wanted.key}", lambda: behind_a_thought(wanted.make(), thought), wanted.schema
+        )
 
     def _with_calls(self, answer: WantedGrammar | None) -> WantedGrammar | None:
         """What comes behind a thought: calls, or an answer that follows `answer`."""

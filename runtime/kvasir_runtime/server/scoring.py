@@ -29,7 +29,7 @@ Call = PoolingCall[ScoreRequest] | PoolingCall[RerankRequest]
 
 
 async def score(call: PoolingCall[ScoreRequest]) -> bytes:
-    scores, usage = await _scored(call, _pairs(call.wishes), call.wishes.instruction, _names(call.wishes)[1])
+    scores, usage = await _scored(call, _pairs(call.wishes), call.wishes.instruction, _names(call.wishes))
     data = [ScoreEntry(index, each) for index, each in enumerate(scores)]
     heading = call.heading
     listing = Listing(id=heading.id, created=heading.created, model=heading.model, data=data, usage=usage)
@@ -43,7 +43,7 @@ async def rerank(call: PoolingCall[RerankRequest]) -> bytes:
     shown = [await call.reader.cut(document, wishes.max_tokens_per_doc) for document in documents]
     query = await call.reader.cut(text_of(wishes.query), wishes.max_tokens_per_query)
     pairs = [(query, document) for document in shown]
-    scores, usage = await _scored(call, pairs, wishes.instruction, "documents")
+    scores, usage = await _scored(call, pairs, wishes.instruction, ("query", "documents"))
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     results = [RankedDocument(index, scores[index]) for index in order[: wishes.top_n or None]]
     if wishes.return_documents:
@@ -53,11 +53,13 @@ async def rerank(call: PoolingCall[RerankRequest]) -> bytes:
 
 
 async def _scored(
-    call: Call, pairs: Sequence[Pair], instruction: str | None, param: str
+    call: Call, pairs: Sequence[Pair], instruction: str | None, fields: tuple[str, str]
 ) -> tuple[list[float], PoolingUsage]:
+    """`fields`: that hold the two sides."""
+    _, param = fields
     check_number(len(pairs), call.limits, param)
     if isinstance(call.pooling.task, Embedding):
-        return await _cosines(call, pairs, param)
+        return await _cosines(call, pairs, fields)
     _check_has_one_label(call.pooling.task)
     texts = []
     for pair in pairs:
@@ -85,13 +87,14 @@ async def _joined(call: Call, pair: Pair, instruction: str | None, param: str) -
     return await call.reader.read(prompt_of(query, document, instruction), None, param, special=False)
 
 
-async def _cosines(call: Call, pairs: Sequence[Pair], param: str) -> tuple[list[float], PoolingUsage]:
+async def _cosines(call: Call, pairs: Sequence[Pair], fields: tuple[str, str]) -> tuple[list[float], PoolingUsage]:
     """Each text's vector is made once."""
     prompts = call.pooling.inputs.prompts
     queries = {query: prompts.get("query", "") + query for query, _ in pairs}
     documents = {document: prompts.get("document", "") + document for _, document in pairs}
-    texts = [await call.reader.read(text, None, param) for text in (*queries.values(), *documents.values())]
-    vectors = [normalised(vector) for vector in await call.vectors(texts, param)]
+    sides = zip(fields, (queries, documents), strict=True)
+    texts = [await call.reader.read(text, None, field) for field, side in sides for text in side.values()]
+    vectors = [normalised(vector) for vector in await call.vectors(texts, fields[1])]
     of_query = dict(zip(queries, vectors, strict=False))
     of_document = dict(zip(documents, vectors[len(queries) :], strict=True))
     cosines = [float(np.dot(of_query[query], of_document[document])) for query, document in pairs]

@@ -22,9 +22,9 @@ from pydantic_core import PydanticCustomError
 from kvasir_runtime.errors import GrammarError, InvalidRequestError
 from kvasir_runtime.server.body import Body, RequestModel, Unsupported
 from kvasir_runtime.server.structural_tags import structural_tag_format, structural_tag_grammar
-from kvasir_runtime.structured.checking import GrammarChecker
+from kvasir_runtime.structured.checking import GrammarChecker, TooCostlyError
 from kvasir_runtime.structured.grammars import choice_grammar, ebnf_grammar, json_object_grammar, regex_grammar
-from kvasir_runtime.structured.json_schema import json_schema_grammar
+from kvasir_runtime.structured.json_schema import json_schema_grammar, refused_part
 
 NUM_COMPILERS = 2
 MAX_KEPT = 256
@@ -101,6 +101,8 @@ class WantedGrammar:
     key: str
     """Equal where the grammar is."""
     make: Callable[[], str]
+    schema: Any = None
+    """That it is made of; None: of something else."""
 
     @property
     def is_of_the_answer(self) -> bool:
@@ -197,7 +199,7 @@ def _wanted_schema(field: str, schema: Any, *, any_whitespace: bool = True) -> W
     """The order of keys counts: answers have their properties in it."""
     schema = _read(schema, field, "schema")
     make = partial(json_schema_grammar, schema, any_whitespace=any_whitespace)
-    return _wanted(field, f"schema {any_whitespace}", schema, make)
+    return WantedGrammar(field, f"schema {any_whitespace}" + json.dumps(schema), make, schema)
 
 
 def _wanted_structural_tag(field: str, sent: Any, special_ids: Mapping[str, int]) -> WantedGrammar:
@@ -250,12 +252,31 @@ class Grammars:
     def _make(self, wanted: WantedGrammar, vocab_size: int) -> str | GrammarError:
         try:
             grammar = wanted.make()
-            self._check(grammar, vocab_size)
         except GrammarError as error:
             return error
         except ValueError as error:  # of llguidance: what is no JSON (NaN) or no Unicode
             return GrammarError(str(error))
+        try:
+            self._check(grammar, vocab_size)
+        except TooCostlyError as error:
+            return error
+        except GrammarError as error:
+            return error if wanted.schema is None else self._placed(error, wanted.schema, vocab_size)
         return grammar
+
+    def _placed(self, error: GrammarError, schema: Any, vocab_size: int) -> GrammarError:
+        """What llguidance says of a schema, with the place of what is at fault."""
+
+        def refuses(grammar: str) -> bool:
+            try:
+                self._check(grammar, vocab_size)
+            except TooCostlyError:
+                return False
+            except GrammarError:
+                return True
+            return False
+
+        return GrammarError(f"what stands at {refused_part(schema, refuses) or 'the top'} of the schema: {error}")
 
     def _check(self, grammar: str, vocab_size: int) -> None:
         """One thread has one checker at a time, so there are as many as threads."""

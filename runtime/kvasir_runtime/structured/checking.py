@@ -22,6 +22,10 @@ MAX_SECONDS: Final = 30.0
 MAX_MEMORY_BYTES: Final = 1 << 30
 
 
+class TooCostlyError(GrammarError):
+    """It takes too long, or too much memory, to be made."""
+
+
 class GrammarChecker:
     """For one thread at a time."""
 
@@ -30,8 +34,8 @@ class GrammarChecker:
         self._child: subprocess.Popen[str] | None = None
 
     def check(self, grammar: str) -> None:
-        """Raises GrammarError where it is none, or would take too long or too much memory, and ServerUnavailableError
-        where that is not known: the child was killed by others, or got no processor.
+        """Raises GrammarError where it is none, TooCostlyError where it would take too long or too much memory, and
+        ServerUnavailableError where that is not known: the child was killed by others, or got no processor.
         """
         child = self._child = self._child or self._started()
         answer = _asked(child, json.dumps(grammar))
@@ -39,7 +43,7 @@ class GrammarChecker:
             status = self._ended()
             if status == -signal.SIGKILL:
                 raise ServerUnavailableError("the grammar could not be tried, the machine is too busy; ask again")
-            raise GrammarError(
+            raise TooCostlyError(
                 f"it takes more than {MAX_PROCESSOR_SECONDS:g} s or {MAX_MEMORY_BYTES >> 20} MiB to be made; "
                 "ask for a simpler one"
             )

@@ -9,12 +9,15 @@ _LEAP_YEAR: Final = f"(?:[0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)"
 DATE: Final = f"(?:(?:[0-9]{{3}}[1-9]|[0-9]{{2}}[1-9]0|[0-9][1-9]00|[1-9]000)-{_MONTH_DAY}|{_LEAP_YEAR}-02-29)"
 TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _OCTET: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4: Final = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
 _LABEL: Final = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST: Final = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
 _IPV6: Final = "|".join(
     [f"(?:{_GROUP}:){{7}}{_GROUP}", f"(?:{_GROUP}:){{1,7}}:", f":(?::{_GROUP}){{1,7}}", "::"]
     + [f"(?:{_GROUP}:){{{before}}}(?::{_GROUP}){{1,{7 - before}}}" for before in range(1, 7)]
+    + [f"(?:{_GROUP}:){{6}}{_IPV4}", f"::(?:{_GROUP}:){{0,5}}{_IPV4}"]
+    + [f"(?:{_GROUP}:){{{before}}}:(?:{_GROUP}:){{0,{5 - before}}}{_IPV4}" for before in range(1, 6)]
 )
 _SECONDS: Final = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DAYS: Final = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
@@ -30,11 +33,11 @@ REGEXES: Final = {
     "duration": f"P(?:{_DAYS}(?:T{_SECONDS})?|T{_SECONDS}|[0-9]+W)",
     "email": rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+){{0,8}}@{_HOST}",
     "hostname": _HOST,
-    "ipv4": rf"{_OCTET}(?:\.{_OCTET}){{3}}",
+    "ipv4": _IPV4,
     "ipv6": f"(?:{_IPV6})",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?{_BEHIND})?(?:#{_BEHIND})?",
 }
 """Of all formats that are checked. Others describe only, as the specification has it for formats that nobody knows."""
-PATTERNS: Final = {name: f"^(?:{REGEXES[name]})$" for name in ("date", "time", "date-time")}
-"""Of those in which llguidance takes more, such as 30 February."""
+PATTERNS: Final = {name: f"^(?:{REGEXES[name]})$" for name in ("date", "time", "date-time", "ipv6")}
+"""Of those in which llguidance takes more, such as 30 February, or less, such as `::ffff:192.0.2.1`."""

@@ -9,13 +9,14 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import llguidance
 
 from kvasir_runtime.errors import GrammarError
+from kvasir_runtime.structured.ecma_regex import rust_pattern
 from kvasir_runtime.structured.formats import PATTERNS, REGEXES
 from kvasir_runtime.structured.negation import (
     CHECKED,
@@ -40,6 +41,8 @@ MAX_REFS: Final = 32
 """Of references to references."""
 MAX_WORK: Final = 50_000
 """Schemas and pairs of schemas that are looked at: about a second."""
+MAX_TRIED: Final = 100
+"""Parts of a schema that is refused, to find the one that is at fault."""
 MAX_CONTAINS: Final = 8
 """Places in an array at which what it must contain may stand first."""
 MAX_COUNTED: Final = 6
@@ -93,12 +96,16 @@ class UnsupportedKeywordError(GrammarError):
         super().__init__(f"{keyword!r} at {place or 'the top'} of the schema cannot be promised: {why}")
 
 
-def json_schema_grammar(schema: Any, *, any_whitespace: bool = True) -> str:
-    """Raises GrammarError."""
+Steps = tuple[str | int, ...]
+"""From the top of a schema to a part of it."""
+
+
+def json_schema_grammar(schema: Any, *, any_whitespace: bool = True, at: Steps = ()) -> str:
+    """Of the part that stands there, whose references are the whole's. Raises GrammarError."""
     options: JsonCompileOptions = {"whitespace_flexible": any_whitespace}
     if any_whitespace:
         options["whitespace_pattern"] = WHITE_SPACE
-    promised: Schema = promisable(schema)
+    promised: Schema = promisable(schema, at)
     if has_two_spellings(promised):
         try:
             promised = sealed(promised)
@@ -107,10 +114,38 @@ def json_schema_grammar(schema: Any, *, any_whitespace: bool = True) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(promised), overrides=options)
 
 
-def promisable(schema: Any) -> dict[str, Any]:
-    """The same schema in llguidance's keywords. Raises GrammarError."""
+def refused_part(schema: Any, refuses: Callable[[str], bool]) -> str:
+    """Where the innermost part stands whose grammar is refused as that of the whole is."""
+    steps: Steps = ()
+    num_left = MAX_TRIED
+    parts = _parts_of(schema)
+    while (found := next(parts, None)) is not None and num_left:
+        num_left -= 1
+        further, part = found
+        try:
+            is_refused = refuses(json_schema_grammar(schema, at=(*steps, *further)))
+        except GrammarError:
+            continue
+        if is_refused:
+            steps, parts = (*steps, *further), _parts_of(part)
+    return "".join(f"/{step}" for step in steps)
+
+
+def _parts_of(schema: Any) -> Iterator[tuple[Steps, Any]]:
+    """The schemas that stand in it, and how to get there."""
+    for name, value in schema.items() if isinstance(schema, dict) else ():
+        if name in _MAPS and isinstance(value, dict):
+            yield from (((name, key), each) for key, each in value.items())
+        elif name in (*_LISTS, "oneOf", "items") and isinstance(value, list):
+            yield from (((name, number), each) for number, each in enumerate(value))
+        elif name in (*_SINGLE, "items", "contains", "then", "else"):
+            yield (name,), value
+
+
+def promisable(schema: Any, at: Steps = ()) -> dict[str, Any]:
+    """The same schema, or that part, in llguidance's keywords. Raises GrammarError."""
     try:
-        rewritten = _Rewriting(schema).whole()
+        rewritten = _Rewriting(schema).whole(at)
     except (TypeError, AttributeError, LookupError, ValueError, RecursionError) as error:
         raise GrammarError(f"the schema is malformed, a keyword has a value of the wrong kind: {error}") from error
     if rewritten is False:
@@ -144,8 +179,11 @@ class _Rewriting:
         self._left: list[str] = []
         self._work = 0
 
-    def whole(self) -> Schema:
-        rewritten = self.schema(self._root, "", 0)
+    def whole(self, at: Steps) -> Schema:
+        part = self._root
+        for step in at:
+            part = part[step]
+        rewritten = self.schema(part, "".join(f"/{step}" for step in at), 0)
         definitions: dict[str, Schema] = {}
         while self._left:
             ref = self._left.pop()
@@ -198,6 +236,10 @@ class _Rewriting:
                 continue  # written anew
             if name in _REFERENCES and self._is_one_resource:
                 yield "$ref", f"#/$defs/{self._name(value)}"
+            elif name == "pattern":
+                yield name, _in_rust(name, value, place)
+            elif name == "patternProperties":
+                yield name, self._pattern_properties(value, place, depth)
             elif name in _MAPS and isinstance(value, dict):
                 yield name, {key: self.schema(each, f"{here}/{key}", depth + 1) for key, each in value.items()}
             elif name in _LISTS or (name == "items" and isinstance(value, list)):
@@ -219,6 +261,14 @@ class _Rewriting:
                     raise UnsupportedKeywordError(name, place, f"{REFUSED[name]}; leave it out and check the answer")
             elif name not in _REWRITTEN and name not in BOUNDS:
                 yield name, value
+
+    def _pattern_properties(self, schemas: dict[str, Any], place: str, depth: int) -> dict[str, Schema]:
+        rewritten: dict[str, Schema] = {}
+        for pattern, each in schemas.items():
+            own = self.schema(each, f"{place}/patternProperties/{pattern}", depth + 1)
+            key = _in_rust("patternProperties", pattern, place)
+            rewritten[key] = {"allOf": [rewritten[key], own]} if key in rewritten else own
+        return rewritten
 
     def _bounds(self, schema: dict[str, Any], place: str) -> dict[str, float]:
         """Of numbers, the narrowest by keyword."""
@@ -328,6 +378,8 @@ class _Rewriting:
             regex = _regex_of(names, self._resolved)
         except NotExpressibleError as error:
             raise UnsupportedKeywordError("propertyNames", place, f"of names that {error} describes") from error
+        except GrammarError as error:
+            raise UnsupportedKeywordError("propertyNames", place, str(error)) from error
         if regex is None:
             return True
         allowed = {"type": "object", "additionalProperties": False}
@@ -431,6 +483,13 @@ _REWRITTEN: Final = (
 _ALL_BUT: Final = {type_: {"type": [each for each in TYPES if each != type_]} for type_ in TYPES}
 
 
+def _in_rust(keyword: str, pattern: str, place: str) -> str:
+    try:
+        return rust_pattern(pattern)
+    except GrammarError as error:
+        raise UnsupportedKeywordError(keyword, place, str(error)) from error
+
+
 def _draft_of(root: Any) -> str | None:
     """The address of its meta-schema, as everybody spells it; None: it names none, or one of its own."""
     named = root.get("$schema") if isinstance(root, dict) else None
@@ -477,7 +536,7 @@ def _regex_of(names: Schema, resolve: Resolve) -> str | None:
         return f"^(?s:.{{{bounds}}})$" if asked else None
     match asked:
         case ["pattern"]:
-            return str(names["pattern"])
+            return rust_pattern(names["pattern"])
         case ["enum" | "const"]:
             words = [value for value in listed_values(names) if isinstance(value, str)]
             return f"^(?:{'|'.join(map(re.escape, words))})$" if words else ""

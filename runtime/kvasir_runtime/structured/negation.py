@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, Final
 
+from kvasir_runtime.structured.ecma_regex import RustPattern
 from kvasir_runtime.structured.formats import REGEXES
 
 Schema = dict[str, Any] | bool
@@ -215,7 +216,7 @@ def _other_values(values: list[Any], known: set[str]) -> list[Schema]:
     others = [each for each in TYPES if each not in by_type]
     alternatives: list[Schema] = [{"type": others}]
     if "string" in by_type:
-        alternatives.append({"type": "string", "pattern": f"^{_any_but(by_type['string'])}$"})
+        alternatives.append({"type": "string", "pattern": RustPattern(f"^{_any_but(by_type['string'])}$")})
     if "number" in by_type:
         alternatives += _between(sorted({*by_type["number"]}))
     if len({*by_type.get("boolean", [])}) == 1:

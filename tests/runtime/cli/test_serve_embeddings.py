@@ -18,6 +18,9 @@ TOKENIZER = byte_tokenizer()
 QUERY_PROMPT = "Instruct: find it\nQuery:"
 
 
+LONG = "x" * 100_000
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its last token makes the vector, which may be cut to 8 or 16 of 32 numbers."""
@@ -126,6 +129,20 @@ def test_scores_of_a_model_that_embeds_are_cosines(server, expected) -> None:
     query, *documents = expected(QUERY_PROMPT + "hello", "hello", "other")
     scores = [each["score"] for each in answer.json()["data"]]
     np.testing.assert_allclose(scores, np.stack(documents) @ query, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/rerank", {"query": LONG, "documents": ["a"]}, "query"),
+        ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents"),
+        ("/score", {"text_1": [LONG], "text_2": ["b"]}, "text_1"),
+        ("/score", {"queries": "a", "items": ["b", LONG]}, "items"),
+    ],
+)
+def test_the_side_that_cannot_be_read_is_named(path: str, body: dict[str, Any], param: str, server) -> None:
+    error = httpx.post(f"{server.url}{path}", json=body).json()["error"]
+    assert (error["param"], error["message"].partition(":")[0]) == (param, param)
 
 
 def test_a_model_that_embeds_knows_no_classes(server) -> None:

@@ -133,6 +133,8 @@ def test_a_prompt_of_the_clients_own_is_classified(path: str, server, expected) 
         ("/rerank", {"query": "x", "documents": []}, "documents", "documents"),
         ("/rerank", {"query": "x", "documents": ["y" * 600]}, "the model reads at most 512", "documents"),
         ("/rerank", {"query": "x", "documents": ["y"], "top_n": -1}, "top_n", "top_n"),
+        ("/rerank", {"query": "x", "documents": [{"title": "y"}]}, "unknown field 'title' in documents[0];",
+         "documents[0].title"),
         ("/v1/embeddings", {"input": "x"}, "it makes no embeddings; ask /v1/score", None),
     ],
 )  # fmt: skip

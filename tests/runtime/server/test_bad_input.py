@@ -148,6 +148,12 @@ BAD_CHATS = [
     ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters", "[] was given"),
     ({"functions": [{"name": "f"}]}, "functions", "send tools"),
     ({"tool_choice": "required"}, "tool_choice", "no tools were given"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools has a mode"),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
+        "tool_choice",
+        "tools, at least one",
+    ),
     ({"tools": TOOLS, "tool_choice": "f"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "'function' or 'allowed_tools'"),
     ({"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice", "'function' or 'allowed_tools'"),

@@ -225,6 +225,12 @@ def test_a_wrong_choice_of_tools_is_refused(model, choice: dict[str, Any], told:
     assert (response.status_code, told in response.json()["error"]["message"]) == (400, True), response.text
 
 
+@pytest.mark.parametrize(("choice", "status"), [("any", 400), ("tool", 400), ("auto", 200), ("none", 200)])
+def test_no_call_can_be_asked_for_without_tools(model, choice: str, status: int) -> None:
+    body = asked("Hi", tool_choice={"type": choice, "name": "weather"}, tools=[], max_tokens=1)
+    assert model.http.post("/v1/messages", json=body).status_code == status
+
+
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_call_that_is_asked_for_is_forced_and_ends_as_one(model, choice: dict[str, Any]) -> None:
     assert answer(model, WEATHER, tool_choice=choice)["stop_reason"] == "tool_use"

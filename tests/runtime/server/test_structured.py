@@ -132,6 +132,34 @@ def test_what_cannot_be_followed_is_refused_by_name(running, wrong, param, messa
     assert running.core.received == []
 
 
+NEVER: dict[str, Any] = {"type": "integer", "minimum": 5, "maximum": 3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (NEVER, "the top"),
+        ({"type": "object", "properties": {"a": {"type": "string"}, "b": NEVER}, "required": ["b"]}, "/properties/b"),
+        (
+            {"type": "array", "minItems": 1, "items": {"anyOf": [NEVER]}, "$defs": {"a/b": {"type": "null"}}},
+            "/items/anyOf/0",
+        ),
+        ({"properties": {"a": {"type": "string", "pattern": "a$b"}}}, "/properties/a"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string", "pattern": "^b^"}}}, "/$defs/a"),
+        (
+            {"type": "object", "required": ["a"], "properties": {"a": {"minimum": 5}}, "allOf": [
+                {"properties": {"a": {"type": "integer", "maximum": 3}}}
+            ]},
+            "the top",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_backend_refuses_is_told_with_its_place(running, schema, place) -> None:
+    status, error = post(running, "/v1/completions", {**TEXT, "guided_json": schema})
+    assert status == 400
+    assert error["message"].startswith(f"guided_json: what stands at {place} of the schema: ")
+
+
 def test_what_was_refused_once_is_not_tried_again() -> None:
     grammars, made = Grammars(), list[str]()
     wanted = WantedGrammar("guided_grammar", "key", lambda: made.append("start: foo") or made[-1])
