@@ -13,6 +13,12 @@ CLIENT_HEADER = "x-anthropic-billing-header"
 """How the text begins that coding assistants put before their system prompt. It differs from request to request, so
 with it no prompt begins as another."""
 _ROLES = ("user", "assistant", "system")
+_TOOL_KEYS = (
+    ("description", "description", str, "a text"),
+    ("input_schema", "parameters", dict, "an object"),
+    ("strict", "strict", bool, "true or false"),
+)
+"""With chat's name for each, its type and how that is called."""
 _SKIPPED = ("redacted_thinking",)
 """What only its maker can read."""
 
@@ -55,7 +61,7 @@ def tool_choice(choice: Any) -> dict[str, Any]:
         raise ConversationRefusedError(
             "tool_choice: an object of the type auto, any, none or tool (with a name) is expected", "tool_choice"
         )
-    if choice.get("disable_parallel_tool_use"):
+    if _given(choice, "disable_parallel_tool_use", "tool_choice", bool, "true or false"):
         asked["parallel_tool_calls"] = False
     return asked
 
@@ -153,15 +159,23 @@ def _tool(tool: Any, field: str) -> Message:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise ConversationRefusedError(
-            f"{field}: a tool of the type {kind!r} runs at Anthropic only; leave it out, or describe it with name and "
-            "input_schema and run it yourself",
+            f"{field}: a tool of the type {str(kind)[:40]!r} runs at Anthropic only; leave it out, or describe it with "
+            "name and input_schema and run it yourself",
             field,
         )
     function: Message = {"name": text_of(tool, "name", field)}
-    for key, name in (("description", "description"), ("input_schema", "parameters"), ("strict", "strict")):
-        if tool.get(key) is not None:
-            function[name] = tool[key]
+    for key, name, kept, expected in _TOOL_KEYS:
+        if (value := _given(tool, key, field, kept, expected)) is not None:
+            function[name] = value
     return {"type": "function", "function": function}
+
+
+def _given(item: Mapping[str, Any], key: str, field: str, kind: type, expected: str) -> Any:
+    """None: it was not. Raises ConversationRefusedError, in the words of this API, for a value of another type."""
+    value = item.get(key)
+    if not isinstance(value, kind | None):
+        raise ConversationRefusedError(f"{field}.{key}: {expected} is expected", f"{field}.{key}")
+    return value
 
 
 def _content(texts: Sequence[str]) -> str | list[Message]:

@@ -35,12 +35,13 @@ class TextReader:
 
     async def read_all(self, contents: Any, prompt: str = "") -> list[PooledText]:
         """Of a text, texts, token ids or lists of those, which are the field `input`; `prompt` stands before texts."""
-        texts = []
-        for content in self._split(contents):
+        texts, several = [], self._split(contents)
+        for index, content in enumerate(several):
+            place = f"input[{index}]" if len(several) > 1 else "input"
             if isinstance(content, str):
-                texts.append(await self.read(prompt + content, None, "input"))
+                texts.append(await self.read(prompt + content, None, place))
             else:
-                texts.append(self._of_ids(content))
+                texts.append(self._of_ids(content, place))
             await asyncio.sleep(0)  # let others have their turn
         return texts
 
@@ -84,13 +85,13 @@ class TextReader:
             )
         return most if asked == -1 else asked
 
-    def _of_ids(self, content: Any) -> PooledText:
+    def _of_ids(self, content: Any, place: str) -> PooledText:
         if not isinstance(content, list) or set(map(type, content)) - {int}:
-            raise _wrong_input(content)
+            raise _wrong_input(content, place)
         most = self.most_tokens
         if most is not None:
             content = content[-most:] if self._wishes.truncation_side == "left" else content[:most]
-        return self._checked(PooledText(content), "input")
+        return self._checked(PooledText(content), place)
 
     def _checked(self, text: PooledText, param: str) -> PooledText:
         num_tokens, most = len(text.token_ids), self._limits.max_model_len
@@ -138,10 +139,10 @@ def check_number(num_texts: int, limits: Limits, param: str) -> None:
         )
 
 
-def _wrong_input(seen: Any) -> InvalidRequestError:
+def _wrong_input(seen: Any, place: str = "input") -> InvalidRequestError:
     given = "nothing" if seen is None else shown(seen[:8] if isinstance(seen, list) else seen)
     return InvalidRequestError(
-        f"input: {given} was given, but it should be a text, a list of texts, a list of token ids or a list of those, "
-        "and not empty",
-        "input",
+        f"{place}: {given} was given, but input should be a text, a list of texts, a list of token ids or a list of "
+        "those, and not empty",
+        place,
     )

@@ -109,12 +109,15 @@ class CallRule:
         return self.is_required or any(tool.is_held for tool in self.tools)
 
 
+_NAMED = "an object of the type 'function' has a function with a name: {'function': {'name': '...'}}"
 _ALLOWED = "allowed_tools has a mode, 'auto' or 'required', and tools, at least one of those that were given"
 
 
 def _check_kind(value: Any) -> Any:
     if isinstance(value, dict) and value.get("type") not in ("function", "allowed_tools"):
         raise PydanticCustomError("tool_choice", "an object here has the type 'function' or 'allowed_tools'")
+    if isinstance(value, dict) and value["type"] == "function" and not isinstance(value.get("function"), dict):
+        raise PydanticCustomError("tool_choice", _NAMED)
     if isinstance(value, dict) and value["type"] == "allowed_tools":
         match value.get("allowed_tools"):
             case {"mode": "auto" | "required", "tools": [_, *_]}:

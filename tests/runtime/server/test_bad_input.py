@@ -154,6 +154,7 @@ BAD_CHATS = [
         "tool_choice",
         "tools, at least one",
     ),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "has a function with a name"),
     ({"tools": TOOLS, "tool_choice": "f"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "'function' or 'allowed_tools'"),
     ({"tools": TOOLS, "tool_choice": {"function": {"name": "g"}}}, "tool_choice", "'function' or 'allowed_tools'"),

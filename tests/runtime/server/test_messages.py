@@ -217,6 +217,7 @@ def test_a_call_that_is_cut_says_max_tokens(model) -> None:
     [
         ({"type": "maybe"}, "tool_choice: an object of the type auto, any, none or tool"),
         ({"type": "tool"}, "tool_choice.name: a text is expected"),
+        ({"type": "any", "disable_parallel_tool_use": "no"}, "tool_choice.disable_parallel_tool_use: true or false"),
         ({"type": "tool", "name": "nobody"}, "tool_choice names 'nobody', which is none of the tools"),
     ],
 )
@@ -251,6 +252,21 @@ def test_tools_of_anthropics_own_servers_are_refused(model) -> None:
     tool = {"type": "web_search_20250305", "name": "web_search"}
     response = model.http.post("/v1/messages", json=asked("Hi", tools=[tool]))
     assert (response.status_code, "runs at Anthropic only" in response.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("input_schema", "x", "tools[0].input_schema: an object is expected"),
+        ("description", 3, "tools[0].description: a text is expected"),
+        ("strict", "yes", "tools[0].strict: true or false is expected"),
+        ("name", None, "tools[0].name: a text is expected"),
+    ],
+)
+def test_what_is_wrong_of_a_tool_is_told_in_the_words_of_this_api(model, key: str, value: Any, told: str) -> None:
+    tool = {"name": "weather", "input_schema": {"type": "object"}, key: value}
+    response = model.http.post("/v1/messages", json=asked("Hi", tools=[tool]))
+    assert (response.status_code, response.json()["error"]["message"]) == (400, told)
 
 
 def test_thinking_can_be_switched_off(model) -> None:
