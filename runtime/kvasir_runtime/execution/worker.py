@@ -4,11 +4,10 @@ what others must know of it."""
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -102,29 +101,23 @@ class AwaitedVocabulary:
     def __init__(self, make: Callable[[], Vocabulary] | None) -> None:
         self._make = make
         self._made: Future[Vocabulary] = Future()
-        self._wanted: SimpleQueue[tuple[str, Future[None]]] = SimpleQueue()
+        self._preparing = ThreadPoolExecutor(NUM_GRAMMAR_THREADS, "grammars")  # which go with it
 
     def begin(self) -> None:
-        for work in (self._run, *[self._prepare_all] * NUM_GRAMMAR_THREADS):
-            threading.Thread(target=work, name="vocabulary", daemon=True).start()
+        threading.Thread(target=self._run, name="vocabulary", daemon=True).start()
 
     def __call__(self) -> Vocabulary:
         """Wait for it. Raises what making it raised."""
         return self._made.result()
 
     def prepare(self, grammar: str) -> Future[None]:
-        prepared: Future[None] = Future()
-        self._wanted.put((grammar, prepared))
-        return prepared
+        return self._preparing.submit(self._prepare, grammar)
 
-    def _prepare_all(self) -> None:
-        while True:
-            grammar, prepared = self._wanted.get()
-            try:
-                self().matcher(grammar)
-            except Exception as error:  # is raised again where the request's row begins
-                logger.debug("a grammar cannot be prepared: %s", error)
-            prepared.set_result(None)
+    def _prepare(self, grammar: str) -> None:
+        try:
+            self().matcher(grammar)
+        except Exception as error:  # is raised again where the request's row begins
+            logger.debug("a grammar cannot be prepared: %s", error)
 
     def _run(self) -> None:
         try:
