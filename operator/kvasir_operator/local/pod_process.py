@@ -114,6 +114,8 @@ class PodProcess:
         self._say(f"ready after {time.monotonic() - started:.1f} s")
         on_ready()
         await _until_unhealthy(self.pod.liveness)
+        if self._ending.is_set():
+            return  # it has its grace, healthy or not, as a kubelet gives it
         self._say(f"failed {self.pod.liveness.url} {self.pod.liveness.failure_threshold} times in a row, ending it")
         await self._end(process, self._short_grace_seconds)
 

@@ -151,6 +151,18 @@ def test_kills_a_pod_that_outlives_its_grace_with_all_its_children(life: Life) -
     assert not is_running(child)
 
 
+def test_a_pod_that_is_ended_has_its_grace_healthy_or_not(life: Life) -> None:
+    async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
+        await supervisor.is_ready.wait()
+        supervisor.stop()
+        await answers_ok(f"{life.listener.url}/hang")
+        await task
+
+    text = life.run(story, grace_seconds=1.0, FAKE_STUBBORN="1")
+    assert "still runs 1 s after SIGTERM, killing it" in text
+    assert "in a row" not in text
+
+
 def test_hurry_ends_the_grace_at_once(life: Life) -> None:
     async def story(supervisor: ReplicaSupervisor, task: "asyncio.Task[None]") -> None:
         await supervisor.is_ready.wait()
