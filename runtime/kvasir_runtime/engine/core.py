@@ -167,7 +167,7 @@ class EngineCore:
         while self._wanted_sleep is None:
             self.step()
         level, self._wanted_sleep = self._wanted_sleep.level, None
-        self._grammars.drop_all()
+        self._add_all(self._grammars.take_all())  # those that keep KV for them hear of their end too
         for request_id in self._scheduler.all_requests():
             self._abort(Abort(request_id))
         while self._running_steps:
@@ -229,10 +229,14 @@ class EngineCore:
                 case ApiGone():
                     self._gone.add(message.api_index)
                     self._channel.forget(message.api_index)
-                    self._grammars.drop_all(message.api_index)
+                    self._add_all(self._grammars.take_all(message.api_index))
                     for request_id in self._scheduler.requests_of(message.api_index):
                         self._abort(Abort(request_id))
-        for message in self._grammars.take_ready() if self._grammars else ():
+        if self._grammars:
+            self._add_all(self._grammars.take_ready())
+
+    def _add_all(self, messages: Sequence[AddRequest]) -> None:
+        for message in messages:
             self._add(message)
 
     def _add(self, message: AddRequest) -> None:
@@ -242,7 +246,7 @@ class EngineCore:
             self._scheduler.add(message)
 
     def _abort(self, abort: Abort) -> None:
-        self._grammars.drop(abort.request_id)
+        self._add_all(self._grammars.take(abort.request_id))
         if self._transfers is not None and abort.is_kept:
             self._transfers.keep(abort.request_id)
         self._scheduler.abort(abort.request_id, abort.index)

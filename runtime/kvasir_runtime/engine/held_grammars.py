@@ -44,15 +44,16 @@ class HeldGrammars:
             del self._held[message.request_id]
         return ready
 
-    def drop(self, request_id: str) -> None:
-        """It is not wanted any more, if it is held."""
-        self._held.pop(request_id, None)
+    def take(self, request_id: str) -> list[AddRequest]:
+        """That one, whether its grammar is ready or not; nothing where it is not held."""
+        held = self._held.pop(request_id, None)
+        return [] if held is None else [held.message]
 
-    def drop_all(self, api_index: int | None = None) -> None:
-        """Of one API process; None: of all."""
-        for request_id, held in list(self._held.items()):
-            if api_index is None or held.message.api_index == api_index:
-                del self._held[request_id]
+    def take_all(self, api_index: int | None = None) -> list[AddRequest]:
+        """Of one API process, whether their grammars are ready or not; None: of all."""
+        messages = [each.message for each in self._held.values()]
+        wanted = [each for each in messages if api_index is None or each.api_index == api_index]
+        return [message for each in wanted for message in self.take(each.request_id)]
 
     def _preparation(self, grammar: str) -> Future[None]:
         preparation = self._prepared.pop(grammar, None) or self._prepare(grammar)

@@ -64,9 +64,8 @@ class ResponsesShape(TypedEventShape[ResponsesChat]):
     def finish(self, delta: SequenceDelta, usage: Usage) -> Iterator[Told]:
         yield from self._items.close(_status(delta))
         ended = self._ended(delta, usage)
-        kind = (
-            "incomplete" if ended["status"] == CANCELLED else ended["status"]
-        )  # OpenAI has no event of its own for it
+        # OpenAI has no event for what was cancelled.
+        kind = "incomplete" if ended["status"] == CANCELLED else ended["status"]
         yield f"response.{kind}", {"response": ended}
 
     def end(self) -> bytes:

@@ -35,7 +35,7 @@ from kvasir_runtime.scheduling.step import (
     TimedStep,
 )
 from kvasir_runtime.speculative.depth import FixedDepth
-from kvasir_runtime.transfer.commands import FromAgent, OfferEnded, Place, PullEnded, ToAgent
+from kvasir_runtime.transfer.commands import CancelPull, FromAgent, OfferEnded, Place, PullEnded, ToAgent
 from kvasir_runtime.transfer.metrics import TransferStats
 from kvasir_runtime.transfer.params import KvTransferParams
 
@@ -758,6 +758,25 @@ def test_a_core_whose_pages_others_hold_sleeps_until_they_let_go(make_core, chan
     agent.events.append(OfferEnded("p", "pulled"))
     steps(core, 6)
     assert len(tokens_of(channel, "a")) == 3
+
+
+@pytest.mark.parametrize("end", [AbortRequests(aborts=[Abort("d")]), ApiGone(0)], ids=["abort", "api gone"])
+def test_who_keeps_kv_for_a_request_that_waits_for_its_grammar_hears_of_its_end(
+    make_core, channel, grammar_executor, end
+):
+    params = KvTransferParams(do_remote_prefill=True, remote_host="peer", remote_port=1, transfer_id="t")
+    posted = []
+    for grammar in (None, "slow"):
+        agent = MemoryAgent()
+        core = make_core(CountingRunner(), ahead=0, agent=agent, executor=grammar_executor)
+        channel.inbox.append(add("d", prompt_token_ids=list(range(9)), kv_transfer_params=params, grammar=grammar))
+        steps(core, 1)
+        channel.inbox.append(end)
+        steps(core, 1)
+        posted.append(agent.posted)
+    without, held = posted
+    assert isinstance(without[-1], CancelPull)
+    assert without[-1] in held
 
 
 def test_a_held_request_costs_no_turns_and_goes_on_when_its_pull_has_ended(make_core, channel):
