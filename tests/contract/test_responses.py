@@ -131,7 +131,7 @@ async def test_a_tenant_sees_its_own_responses_alone(servers: list[Running], tmp
 
 
 async def test_what_no_engine_keeps_is_said_to_be_kept_by_none(client: openai.AsyncOpenAI) -> None:
-    for name in ("resp_1", f"resp-{'0' * 40}"):
+    for name in ("resp_1", f"resp_{'0' * 40}"):
         with pytest.raises(openai.NotFoundError, match="is not kept here"):
             await client.responses.retrieve(name)
         with pytest.raises(openai.BadRequestError) as refused:

@@ -129,6 +129,25 @@ async def test_generate_answers_a_prompt(engine: Any, start_router: Any, client:
     ]
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/api/chat", {"messages": []}), ("/api/generate", {}), ("/api/generate", {"prompt": ""})]
+)
+async def test_a_request_that_says_nothing_loads_the_model(
+    path: str, asked: Any, engine: Any, start_router: Any, client: Any
+) -> None:
+    says(engine, *EVENTS[:3])
+    router = await start_router(engine)
+    for stream in (True, False):
+        async with client.post(router.url + path, json={"model": "tiny", "stream": stream} | asked) as response:
+            [told] = (await response.text()).splitlines()
+        read = json.loads(told)
+        said = read["response"] if path.endswith("generate") else read["message"]["content"]
+        assert (said, read["done"], read["done_reason"]) == ("", True, "load")
+    assert engine.requests[0]["max_tokens"] == 1
+    async with client.post(router.url + path, json={"model": "nobody"} | asked) as response:
+        assert response.status == 404
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refusal_is_a_text_with_its_status(stream: bool, engine: Any, start_router: Any, client: Any) -> None:
     router = await start_router(engine)

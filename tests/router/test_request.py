@@ -196,7 +196,7 @@ async def test_what_changes_the_prompt_or_its_cache_shares_no_block(changed: dic
         (Tokenize(), {"prompt": "hi"}, False),
         (Messages(), {"messages": turns("hi")}, True),
         (Responses(), {"input": "hi"}, True),
-        (Responses(), {"input": "hi", "previous_response_id": f"resp-{'0' * 40}"}, False),
+        (Responses(), {"input": "hi", "previous_response_id": f"resp_{'0' * 40}"}, False),
     ],
 )
 async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
@@ -205,7 +205,7 @@ async def test_kv_is_handed_over_for_one_prompt_and_one_answer(
     assert (await parsed({"model": "m", **body}, dialect)).can_transfer_kv is can_transfer
 
 
-@pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp-{'0' * 40}", False)])
+@pytest.mark.parametrize(("held", "is_resumable"), [(None, True), (f"resp_{'0' * 40}", False)])
 async def test_what_only_one_engine_can_go_on_from_is_not_resumed_elsewhere(
     held: str | None, is_resumable: bool
 ) -> None:

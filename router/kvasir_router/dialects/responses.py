@@ -16,7 +16,7 @@ from kvasir_router.dialects.chat import Conversation, Conversations, to_raw
 from kvasir_router.dialects.dialect import ABSENT, BoundedDecoder, RoutingFields
 from kvasir_router.errors import RequestError
 
-_MARKED_ID = re.compile(rb"resp-([0-9a-f]{8})[0-9a-f]{32}")
+_MARKED_ID = re.compile(rb"resp_([0-9a-f]{8})[0-9a-f]{32}")
 _REFERENCE = b'"item_reference"'
 
 

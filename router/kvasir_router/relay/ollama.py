@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from kvasir_chat.messages import ConversationRefusedError
-from kvasir_chat.ollama import chat_request
+from kvasir_chat.ollama import chat_request, only_loads
 from kvasir_router.dialects.dialect import is_too_much
 from kvasir_router.errors import BodyTooLargeError, MalformedRequestError
 from kvasir_router.relay.exchange import ResponseWriter
@@ -36,6 +36,7 @@ class OllamaWriter(ResponseWriter):
         self._model: Any = None
         self._is_chat = True
         self._is_whole = False
+        self._only_loads = False
         self._status = 200
         self._headers: list[tuple[bytes, bytes]] = []
         self._rest = b""  # of a line, or an error that is no stream
@@ -52,7 +53,7 @@ class OllamaWriter(ResponseWriter):
         try:
             asked = msgspec.json.decode(body, type=Json)
             self._model, self._is_chat = asked.get("model"), "messages" in asked
-            self._is_whole = asked.get("stream") is False
+            self._is_whole, self._only_loads = asked.get("stream") is False, only_loads(asked)
             return msgspec.json.encode(chat_request(asked))
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise MalformedRequestError(f"the request body is not a JSON object: {error}") from error
@@ -122,7 +123,7 @@ class OllamaWriter(ResponseWriter):
                 for name, text in ({"id": call.get("id")} | call["function"]).items():
                     known[name] += text or ""
             content, thinking = delta.get("content") or "", delta.get("reasoning") or delta.get("reasoning_content")
-            if content or thinking:
+            if (content or thinking) and not self._only_loads:
                 self._first_at = self._first_at or time.perf_counter_ns()
                 yield {"content": content, **({"thinking": thinking} if thinking else {})}
             self._finish_reason = choice.get("finish_reason")
@@ -140,6 +141,8 @@ class OllamaWriter(ResponseWriter):
         now = time.perf_counter_ns()
         first_at = self._first_at or now
         said = {name: parts[0] if name == "tool_calls" else "".join(parts) for name, parts in self._said.items()}
+        if self._only_loads:
+            return self._worded(said) | {"done": True, "done_reason": "load"}
         return self._worded(said) | {
             "done": True,
             "done_reason": "length" if self._finish_reason == "length" else "stop",

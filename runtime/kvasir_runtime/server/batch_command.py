@@ -90,6 +90,7 @@ def for_a_batch(config: RuntimeConfig, num_at_once: int) -> RuntimeConfig:
 
 def run_batch(config: RuntimeConfig, listener: socket.socket, ipc_dir: Path, files: BatchFiles) -> int:
     """Exit status: 0 once every line has an answer, whatever it says, 1 where the batch ended early."""
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it reports each request at INFO, as the server does
     return uvloop.run(_run(config, listener, ipc_dir, files))
 
 

@@ -203,7 +203,7 @@ class ChatRoute(Route[Asked, Chat]):
 
 CHAT = ChatRoute(
     path="/v1/chat/completions",
-    id_prefix="chatcmpl",
+    id_prefix="chatcmpl-",
     body=ChatCompletionRequest,
     wishes=as_given,
     shape=ChatShape,

@@ -140,7 +140,7 @@ class CompletionShape(OpenAiShape[CompletionRequest]):
 
 COMPLETIONS = Route(
     path="/v1/completions",
-    id_prefix="cmpl",
+    id_prefix="cmpl-",
     body=CompletionRequest,
     wishes=as_given,
     prompts=_completion_prompts,

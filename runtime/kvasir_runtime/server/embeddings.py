@@ -118,8 +118,8 @@ def _num_numbers(vectors: Sequence[Vector]) -> int:
     return sum(map(len, vectors))
 
 
-EMBEDDINGS = PoolingRoute(paths=("/v1/embeddings",), id_prefix="embd", wishes=EmbeddingRequest, answer=embed)
-POOLING = PoolingRoute(paths=("/pooling",), id_prefix="pool", wishes=EmbeddingRequest, answer=pool)
+EMBEDDINGS = PoolingRoute(paths=("/v1/embeddings",), id_prefix="embd-", wishes=EmbeddingRequest, answer=embed)
+POOLING = PoolingRoute(paths=("/pooling",), id_prefix="pool-", wishes=EmbeddingRequest, answer=pool)
 CLASSIFY = PoolingRoute(
-    paths=("/classify", "/v1/classify"), id_prefix="classify", wishes=ClassificationRequest, answer=classify
+    paths=("/classify", "/v1/classify"), id_prefix="classify-", wishes=ClassificationRequest, answer=classify
 )

@@ -1,5 +1,8 @@
 """Every failure as the error object of OpenAI's APIs or of Anthropic's, with the HTTP status that clients act on."""
 
+import re
+from collections.abc import Sequence
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -105,6 +108,37 @@ def error_response(error: KvasirRuntimeError) -> Response:
     return _response(error, status, body)
 
 
+Names = Sequence[tuple[str, str]]
+"""A pattern of the beginning of chat's name for a field, and what stands there in another API."""
+_RESPONSES_NAMES: Names = (
+    (r"response_format\.json_schema", "text.format.schema"), (r"(tools\[\d+\])\.function\b", r"\1"),
+    ("tool_choice.function", "tool_choice"), (r"messages\b", "input"), (r"reasoning_effort\b", "reasoning.effort"),
+)  # fmt: skip
+_ANTHROPIC_NAMES: Names = (
+    (r"response_format\.json_schema", "output_config.format.schema"),
+    (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"), (r"(tools\[\d+\])\.function\b", r"\1"),
+    ("tool_choice.function", "tool_choice"), (r"reasoning_effort\b", "output_config.effort"),
+    (r"stop\b", "stop_sequences"), (r"thinking_token_budget\b", "thinking.budget_tokens"),
+)  # fmt: skip
+
+
+def _renamed(error: KvasirRuntimeError, names: Names) -> KvasirRuntimeError:
+    """What a request of another API comes to is checked in chat's words; it is refused in its own."""
+    if not isinstance(error, InvalidRequestError) or error.param is None:
+        return error
+    message, param = str(error), error.param
+    for pattern, name in names:
+        param, num_found = re.subn(rf"^{pattern}", name, param)
+        if num_found:
+            return type(error)(re.sub(rf"^{pattern}", name, message), param)
+    return error
+
+
+def responses_response(error: KvasirRuntimeError) -> Response:
+    """In the words of OpenAI's Responses API."""
+    return error_response(_renamed(error, _RESPONSES_NAMES))
+
+
 ANTHROPIC_PATHS = "/v1/messages"
 _ANTHROPIC_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
@@ -115,9 +149,11 @@ _ANTHROPIC_TYPES = {
 def anthropic_error(error: KvasirRuntimeError) -> tuple[int, AnthropicErrorResponse]:
     """The status that every API has for it, and the words of this one."""
     status, _ = status_and_body(error)
-    return status, AnthropicErrorResponse(
-        AnthropicErrorBody(_ANTHROPIC_TYPES.get(status, "invalid_request_error"), str(error))
-    )
+    return status, _anthropic_body(status, str(_renamed(error, _ANTHROPIC_NAMES)))
+
+
+def _anthropic_body(status: int, message: str) -> AnthropicErrorResponse:
+    return AnthropicErrorResponse(AnthropicErrorBody(_ANTHROPIC_TYPES.get(status, "invalid_request_error"), message))
 
 
 def anthropic_response(error: KvasirRuntimeError) -> Response:
@@ -154,7 +190,11 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message, code = f"{request.url.path} does not take {request.method}; use {allowed}", "method_not_allowed"
-    body = ErrorResponse(ErrorBody(message, "invalid_request_error", None, code))
+    body: ErrorResponse | AnthropicErrorResponse
+    if request.url.path.startswith(ANTHROPIC_PATHS):
+        body = _anthropic_body(error.status_code, message)
+    else:
+        body = ErrorResponse(ErrorBody(message, "invalid_request_error", None, code))
     return Response(to_json(body), error.status_code, error.headers, media_type="application/json")
 
 

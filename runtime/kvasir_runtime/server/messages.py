@@ -219,7 +219,7 @@ async def _to_chat(asked: MessagesRequest, serving: Serving, request: Request) -
 
 MESSAGES = ChatRoute(
     path=PATH,
-    id_prefix="msg",
+    id_prefix="msg_",
     body=MessagesRequest,
     wishes=_to_chat,
     shape=MessagesShape,

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from kvasir_runtime.engine.generation import SequenceDelta
 from kvasir_runtime.errors import InvalidRequestError, KvasirRuntimeError
 from kvasir_runtime.server.chat import ChatRoute
-from kvasir_runtime.server.errors import ResponseNotFoundError, error_response, status_and_body
+from kvasir_runtime.server.errors import ResponseNotFoundError, responses_response, status_and_body
 from kvasir_runtime.server.exchange import Exchange
 from kvasir_runtime.server.journal import WITHOUT_JOURNAL
 from kvasir_runtime.server.open_responses_request import ResponsesChat, ResponsesRequest, in_chats_words
@@ -230,12 +230,12 @@ async def _make_streamed(
 
 RESPONSES = ChatRoute(
     path=PATH,
-    id_prefix="resp",
+    id_prefix="resp_",
     body=ResponsesRequest,
     wishes=_to_chat,
     shape=ResponsesShape,
     deliver=_deliver,
-    refusal=error_response,
+    refusal=responses_response,
 )
 
 
@@ -330,7 +330,13 @@ def _whole(text: str) -> int | None:
 
 
 def _identified(item: msgspec.Raw, item_id: str) -> Json:
-    return {"type": "message", "id": item_id} | msgspec.json.decode(item, type=Json)
+    """With what clients may leave out: an id, the kind of a message, and that its text is a part."""
+    listed = {"type": "message", "id": item_id} | msgspec.json.decode(item, type=Json)
+    if isinstance(text := listed.get("content"), str):
+        is_answer = listed.get("role") == "assistant"
+        part = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
+        listed["content"] = [part | {"text": text}]
+    return listed
 
 
 def _not_found(response_id: str) -> ResponseNotFoundError:

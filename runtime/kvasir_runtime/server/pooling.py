@@ -174,7 +174,7 @@ async def _call(serving: Serving, route: PoolingRoute[Wishes], request: Request)
             "this server's model generates text and makes no vectors; start it with --runner pooling for embeddings, "
             "and with --convert classify as well for scores"
         )
-    request_id = f"{route.id_prefix}-{wishes.request_id or request.scope[REQUEST_ID]}"
+    request_id = f"{route.id_prefix}{wishes.request_id or request.scope[REQUEST_ID]}"
     return PoolingCall(
         serving=serving,
         pooling=serving.pooling,

@@ -140,7 +140,7 @@ def _listed(texts: Texts) -> list[str]:
     return [text_of(text) for text in texts] if isinstance(texts, list) else [text_of(texts)]
 
 
-SCORE = PoolingRoute(paths=("/v1/score", "/score"), id_prefix="score", wishes=ScoreRequest, answer=score)
+SCORE = PoolingRoute(paths=("/v1/score", "/score"), id_prefix="score-", wishes=ScoreRequest, answer=score)
 RERANK = PoolingRoute(
-    paths=("/v1/rerank", "/rerank", "/v2/rerank"), id_prefix="rerank", wishes=RerankRequest, answer=rerank
+    paths=("/v1/rerank", "/rerank", "/v2/rerank"), id_prefix="rerank-", wishes=RerankRequest, answer=rerank
 )

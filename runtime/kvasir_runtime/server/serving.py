@@ -215,7 +215,7 @@ async def serve(serving: Serving, route: Route[Asked, Wishes], request: Request)
             wishes,
             [prompt.token_ids for prompt in prompts],
             request,
-            request_id=f"{route.id_prefix}-{wishes.request_id or request_id}",
+            request_id=f"{route.id_prefix}{wishes.request_id or request_id}",
             defaults=serving.defaults,
             limits=limits,
             kv_transfer=serving.kv_transfer,

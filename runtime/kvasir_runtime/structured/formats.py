@@ -22,6 +22,8 @@ _IPV6: Final = "|".join(
 _SECONDS: Final = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DAYS: Final = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 
+_POINTER: Final = r"(?:\/(?:[^~\/\x00-\x1f]|~[01])*)*"
+
 _CHAR: Final = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 _PATH: Final = rf"(?:\/\/{_HOST}(?::[0-9]{{1,5}})?|{_CHAR}+)(?:\/{_CHAR}*)*"
 _BEHIND: Final = rf"(?:{_CHAR}|[\/?])*"
@@ -37,7 +39,13 @@ REGEXES: Final = {
     "ipv6": f"(?:{_IPV6})",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]*:{_PATH}(?:\?{_BEHIND})?(?:#{_BEHIND})?",
+    "json-pointer": _POINTER,
+    "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{_POINTER})",
 }
 """Of all formats that are checked. Others describe only, as the specification has it for formats that nobody knows."""
-PATTERNS: Final = {name: f"^(?:{REGEXES[name]})$" for name in ("date", "time", "date-time", "ipv6")}
-"""Of those in which llguidance takes more, such as 30 February, or less, such as `::ffff:192.0.2.1`."""
+PATTERNS: Final = {
+    name: f"^(?:{REGEXES[name]})$"
+    for name in ("date", "time", "date-time", "ipv6", "json-pointer", "relative-json-pointer")
+}
+"""Of those that llguidance does not know, or in which it takes more, such as 30 February, or less, such as
+`::ffff:192.0.2.1`."""

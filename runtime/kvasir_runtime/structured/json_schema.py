@@ -128,7 +128,16 @@ def refused_part(schema: Any, refuses: Callable[[str], bool]) -> str:
             continue
         if is_refused:
             steps, parts = (*steps, *further), _parts_of(part)
-    return "".join(f"/{step}" for step in steps)
+    return _pointer(steps)
+
+
+def _pointer(steps: Steps) -> str:
+    """RFC 6901's."""
+    return "".join(f"/{_escaped(str(step))}" for step in steps)
+
+
+def _escaped(step: str) -> str:
+    return step.replace("~", "~0").replace("/", "~1")
 
 
 def _parts_of(schema: Any) -> Iterator[tuple[Steps, Any]]:
@@ -176,18 +185,20 @@ class _Rewriting:
         """Else what a reference means depends on where it stands, and llguidance is left to follow them."""
         self._names: dict[str, str] = {}
         """Of what is referred to, by the reference."""
-        self._left: list[str] = []
+        self._left: list[tuple[str, str]] = []
+        """References that are yet to be followed, and where the first of each stands."""
         self._work = 0
 
     def whole(self, at: Steps) -> Schema:
         part = self._root
         for step in at:
             part = part[step]
-        rewritten = self.schema(part, "".join(f"/{step}" for step in at), 0)
+        rewritten = self.schema(part, _pointer(at), 0)
         definitions: dict[str, Schema] = {}
         while self._left:
-            ref = self._left.pop()
-            definitions[self._names[ref]] = self.schema(self._found(ref), ref.removeprefix("#"), 0)
+            ref, place = self._left.pop()
+            found = self._found(ref, place)
+            definitions[self._names[ref]] = self.schema(found, unquote(ref.partition("#")[2]), 0)
         if definitions and isinstance(rewritten, dict):
             rewritten = {"$defs": definitions} | rewritten
         if self._draft is not None and isinstance(rewritten, dict):
@@ -235,13 +246,16 @@ class _Rewriting:
             if name == "$schema" or (self._is_one_resource and name in (*_NAMES_ONLY, *_DEFINITIONS)):
                 continue  # written anew
             if name in _REFERENCES and self._is_one_resource:
-                yield "$ref", f"#/$defs/{self._name(value)}"
+                yield "$ref", f"#/$defs/{self._name(value, place)}"
             elif name == "pattern":
                 yield name, _in_rust(name, value, place)
             elif name == "patternProperties":
                 yield name, self._pattern_properties(value, place, depth)
             elif name in _MAPS and isinstance(value, dict):
-                yield name, {key: self.schema(each, f"{here}/{key}", depth + 1) for key, each in value.items()}
+                yield (
+                    name,
+                    {key: self.schema(each, f"{here}/{_escaped(key)}", depth + 1) for key, each in value.items()},
+                )
             elif name in _LISTS or (name == "items" and isinstance(value, list)):
                 yield name, [self.schema(each, f"{here}/{n}", depth + 1) for n, each in enumerate(value)]
             elif name in _SINGLE or name == "items":
@@ -265,7 +279,7 @@ class _Rewriting:
     def _pattern_properties(self, schemas: dict[str, Any], place: str, depth: int) -> dict[str, Schema]:
         rewritten: dict[str, Schema] = {}
         for pattern, each in schemas.items():
-            own = self.schema(each, f"{place}/patternProperties/{pattern}", depth + 1)
+            own = self.schema(each, f"{place}/patternProperties/{_escaped(pattern)}", depth + 1)
             key = _in_rust("patternProperties", pattern, place)
             rewritten[key] = {"allOf": [rewritten[key], own]} if key in rewritten else own
         return rewritten
@@ -401,7 +415,7 @@ class _Rewriting:
                 if isinstance(wanted, list):
                     then: Schema = {"required": wanted}
                 else:
-                    then = self.schema(wanted, f"{place}/{keyword}/{name}", depth + 1)
+                    then = self.schema(wanted, f"{place}/{keyword}/{_escaped(name)}", depth + 1)
                 yield {"anyOf": [{"properties": {name: False}}, then]}
 
     def _negated(self, schema: Schema, keyword: str, place: str, depth: int, within: Schema = True) -> Schema:
@@ -431,17 +445,17 @@ class _Rewriting:
             schema = self._target(ref)
         raise NotExpressibleError("a reference to itself")
 
-    def _name(self, ref: str) -> str:
+    def _name(self, ref: str, place: str) -> str:
         if ref not in self._names:
             self._names[ref] = f"d{len(self._names)}"
-            self._left.append(ref)
+            self._left.append((ref, place))
         return self._names[ref]
 
-    def _found(self, ref: str) -> Schema:
+    def _found(self, ref: str, place: str) -> Schema:
         try:
             return self._target(ref)
         except NotExpressibleError as error:
-            raise GrammarError(f"the schema has {error}") from error
+            raise UnsupportedKeywordError("$ref", place, f"it is {error}") from error
 
     def _target(self, ref: str) -> Schema:
         address, _, fragment = ref.partition("#")

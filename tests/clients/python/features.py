@@ -19,6 +19,7 @@ KEY = "none"
 WRITER = "writer"
 CALLER = "caller"
 EMBEDDER = "embedder"
+MODELS = {WRITER, CALLER, EMBEDDER, "coder"}
 QUESTION = "What is the weather in Paris?"
 ANSWER = "The weather in Paris is "
 """So `caller` begins when its tool has told it something; it is too small to say the number right each time."""

@@ -11,6 +11,7 @@ from features import (
     CITY_SCHEMA,
     EMBEDDER,
     KEY,
+    MODELS,
     QUESTION,
     VECTOR_SIZE,
     WRITER,
@@ -101,6 +102,22 @@ def tools_of_responses() -> None:
     assert second.output_text.startswith(ANSWER)
 
 
+def background_responses() -> None:
+    """One that its client leaves, and asks for again from where it was."""
+    asked = {"model": WRITER, "input": QUESTION, "max_output_tokens": 40, "temperature": 0}
+    whole = CLIENT.responses.create(**asked)
+    with CLIENT.responses.create(**asked, background=True, stream=True) as events:
+        seen = [next(events) for _ in range(6)]
+    response_id, last = seen[0].response.id, seen[-1].sequence_number
+    seen += CLIENT.responses.retrieve(response_id, stream=True, starting_after=last)
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert "".join(event.delta for event in seen if event.type == "response.output_text.delta") == whole.output_text
+    assert seen[-1].response.output_text == CLIENT.responses.retrieve(response_id).output_text == whole.output_text
+    assert [item.content[0].text for item in CLIENT.responses.input_items.list(response_id)] == [QUESTION]
+    CLIENT.responses.delete(response_id)
+    assert refusal(NotFoundError, CLIENT.responses.retrieve, response_id=response_id)
+
+
 def embeddings() -> None:
     answer = CLIENT.embeddings.create(model=EMBEDDER, input=["import os", "def f(): pass"])
     assert [len(each.embedding) for each in answer.data] == [VECTOR_SIZE] * 2
@@ -139,11 +156,11 @@ def errors() -> None:
 
 
 def models() -> None:
-    assert {model.id for model in CLIENT.models.list()} == {WRITER, CALLER, EMBEDDER}
+    assert {model.id for model in CLIENT.models.list()} == MODELS
 
 
 if __name__ == "__main__":
     report(
         chat, stream, completions, tools, streamed_tools, structured, responses, streamed_responses,
-        tools_of_responses, embeddings, asynchronous, retries, errors, models,
+        tools_of_responses, background_responses, embeddings, asynchronous, retries, errors, models,
     )  # fmt: skip

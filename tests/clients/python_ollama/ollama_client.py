@@ -1,6 +1,6 @@
 """Ollama's own client."""
 
-from features import ANSWER, CALLER, CITY_SCHEMA, EMBEDDER, QUESTION, URL, WRITER, Capital, refusal, report
+from features import ANSWER, CALLER, CITY_SCHEMA, MODELS, QUESTION, URL, WRITER, Capital, refusal, report
 from ollama import Client, ResponseError
 
 CLIENT = Client(host=URL)
@@ -25,6 +25,11 @@ def stream() -> None:
 
 def generate() -> None:
     assert CLIENT.generate(model=WRITER, prompt=QUESTION, options=FEW).response
+
+
+def load() -> None:
+    assert CLIENT.chat(model=WRITER, messages=[]).done_reason == "load"
+    assert CLIENT.generate(model=WRITER).done_reason == "load"
 
 
 def tools() -> None:
@@ -57,9 +62,9 @@ def errors() -> None:
 
 
 def models() -> None:
-    assert {model.model for model in CLIENT.list().models} == {WRITER, CALLER, EMBEDDER}
+    assert {model.model for model in CLIENT.list().models} == MODELS
     assert "tools" in CLIENT.show(CALLER).capabilities
 
 
 if __name__ == "__main__":
-    report(chat, stream, generate, tools, thinking, structured, errors, models)
+    report(chat, stream, generate, load, tools, thinking, structured, errors, models)

@@ -11,7 +11,7 @@ from kvasir_router.dialects.responses import Responses, mark_in, mark_of
 from kvasir_router.errors import StreamInterruptedError
 
 MARK = mark_of(b"10.0.0.1:8000")
-ID = f"resp-{MARK}{'0' * 32}"
+ID = f"resp_{MARK}{'0' * 32}"
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 
 

@@ -34,7 +34,7 @@ def test_an_answer_has_its_text_its_usage_and_the_reason_of_its_end(running, cli
     running.core.num_cached_tokens = 3
     message = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=5)
     [block] = message.content
-    assert (message.type, message.role, message.model, message.id[:4]) == ("message", "assistant", "tiny", "msg-")
+    assert (message.type, message.role, message.model, message.id[:4]) == ("message", "assistant", "tiny", "msg_")
     assert (block.type, block.text[:5]) == ("text", "user\n")  # the core repeats the prompt
     assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
     num_prompt_tokens = len(running.core.received[0].spec.prompt_token_ids)
@@ -392,6 +392,37 @@ def test_what_cannot_be_answered_is_refused_by_its_place(running, path: str, opt
 def test_errors_are_in_the_words_of_this_api(running, options: Any, status: int, kind: str) -> None:
     response = ask(running, **options)
     assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+
+
+NOT_HELD = {"type": "object", "properties": {"a": {"pattern": "(?=b)"}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tools": [{"name": "n" * 300, "input_schema": {}}]}, "tools[0].name: "),
+        (
+            {"tools": [{"name": "w", "strict": True, "input_schema": NOT_HELD}]},
+            "tools: the tool 'w': 'pattern' at /pro",
+        ),
+        ({"output_config": {"format": {"type": "json_schema", "schema": NOT_HELD}}}, "output_config.format.schema: "),
+        ({"stop_sequences": [""]}, "stop_sequences[0]: "),
+    ],
+)
+def test_fields_have_the_names_of_this_api(model, options: dict[str, Any], told: str) -> None:
+    response = model.http.post("/v1/messages", json=asked("Hi") | options)
+    assert (response.status_code, response.json()["error"]["message"].startswith(told)) == (400, True), response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [("GET", "/v1/messages", 405, "invalid_request_error"), ("POST", "/v1/messages/batches", 404, "not_found_error")],
+)
+def test_what_is_no_route_is_told_in_the_words_of_this_api(
+    running, method: str, path: str, status: int, kind: str
+) -> None:
+    response = running.http.request(method, path)
+    assert (response.status_code, response.json()["type"], response.json()["error"]["type"]) == (status, "error", kind)
 
 
 def test_fields_of_newer_clients_are_taken(client) -> None:

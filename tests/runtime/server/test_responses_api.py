@@ -43,7 +43,7 @@ def test_a_response_has_its_text_its_usage_and_what_was_asked(running) -> None:
     running.core.num_cached_tokens = 3
     response = create(running, model="tiny", max_output_tokens=5, metadata={"a": "b"}, temperature=0.5)
     [item] = response.output
-    assert (response.object, response.model, response.id[:5]) == ("response", "tiny", "resp-")
+    assert (response.object, response.model, response.id[:5]) == ("response", "tiny", "resp_")
     assert (item.type, item.role, response.output_text[:5]) == ("message", "assistant", "user\n")
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert (item.status, response.metadata, response.temperature) == ("incomplete", {"a": "b"}, 0.5)
@@ -266,6 +266,19 @@ def test_a_format_of_the_answer_becomes_its_grammar(running) -> None:
     assert running.core.received[-1].spec.grammar is not None
 
 
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "n" * 300}]}, "tools[0].name"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/a"}}}}, "text.format.schema"),
+        ({"input": "x " * 9000}, "input"),
+    ],
+)
+def test_fields_have_the_names_of_this_api(model, options: dict[str, Any], param: str) -> None:
+    response = model.http.post("/v1/responses", json={"input": "Hi"} | options)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
 def test_a_response_goes_on_from_another(model) -> None:
     tool_call = create(model, WEATHER, tools=TOOLS)
     [call] = tool_call.output
@@ -349,7 +362,17 @@ def test_input_items_come_in_pages(running) -> None:
     items = [{"role": "user", "content": f"{number}"} for number in range(5)]
     made = create(running, items, max_output_tokens=1)
     page = running.client.responses.input_items.list(made.id, limit=2)
-    assert [[item.content for item in each.data] for each in page.iter_pages()] == [["4", "3"], ["2", "1"], ["0"]]
+    texts = [[item.content[0].text for item in each.data] for each in page.iter_pages()]
+    assert texts == [["4", "3"], ["2", "1"], ["0"]]
+
+
+@pytest.mark.parametrize(
+    ("role", "kind"), [("developer", "input_text"), ("user", "input_text"), ("assistant", "output_text")]
+)
+def test_an_input_items_text_is_a_part(running, role: str, kind: str) -> None:
+    made = create(running, [{"role": role, "content": "a"}, {"role": "user", "content": "b"}], max_output_tokens=1)
+    item = running.client.responses.input_items.list(made.id, order="asc").data[0]
+    assert (item.role, item.content[0].type, item.content[0].text) == (role, kind, "a")
 
 
 @pytest.mark.parametrize("query", ["limit=x", f"limit={'9' * 5000}", "order=up", "after=nobody"])

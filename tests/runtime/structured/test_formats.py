@@ -21,6 +21,8 @@ TAKEN = [
     ),
     ("uuid", "123e4567-e89b-12d3-a456-426614174000"),
     ("uri", "https://example.org https://example.org/ http://a.b:80/x%20y?z=/#f mailto:a@b.c urn:isbn:123"),
+    ("json-pointer", "/ /a/0 /a~1b/~0 /\u00e5//"),
+    ("relative-json-pointer", "0 0# 12/a/b 1/~0"),
 ]
 REFUSED = [
     ("date", "2023-02-29 1900-02-29 2023-13-01 0000-01-01 2023-04-31 2023-1-1"),
@@ -31,6 +33,8 @@ REFUSED = [
     ("ipv4", "256.0.0.1 01.0.0.1 1.2.3"),
     ("ipv6", "1:2 1::2::3 1:2:3:4:5:6:7:8:9 :1 ::1.2.3 ::1.2.3.256 1:2:3:4:5:6:7:1.2.3.4 1:2::3:4:5:6:1.2.3.4"),
     ("uri", "abc http://-a :x"),
+    ("json-pointer", "a /~ /~2 #/a"),
+    ("relative-json-pointer", "/a 01 -1 1#/a #"),
 ]
 
 
