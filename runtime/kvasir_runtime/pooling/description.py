@@ -15,6 +15,7 @@ from kvasir_runtime.checkpoint_json import ADVICE, read_json_object_if_there, sh
 from kvasir_runtime.config import ModelConfig
 from kvasir_runtime.errors import ConfigurationError, ModelLoadError
 from kvasir_runtime.pooling.sentence_transformers import (
+    MODULES,
     DenseLayer,
     PoolingType,
     SentenceInputs,
@@ -120,9 +121,7 @@ class _Reader:
         if self.model.convert != "auto":
             return True
         makes_vectors = self.architecture.endswith((CLASSIFIER, *_EMBEDDERS))
-        return (self.folder / "modules.json").exists() or (
-            makes_vectors and not self.architecture.endswith(_GENERATING)
-        )
+        return (self.folder / MODULES).exists() or (makes_vectors and not self.architecture.endswith(_GENERATING))
 
     @property
     def is_classifier(self) -> bool:

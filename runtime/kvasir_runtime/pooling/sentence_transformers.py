@@ -20,6 +20,9 @@ _MODES: Mapping[str, PoolingType] = {
     "pooling_mode_lasttoken": "last",
 }
 _NAMES: Mapping[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+MODULES = "modules.json"
+NO_LENGTH = 10**9
+"""Numbers beyond it stand for no bound."""
 _ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid")
 
 
@@ -58,7 +61,7 @@ class SentenceInputs:
 
 def read_modules(folder: Path) -> SentenceModules | None:
     """None where the library's list of modules is not there. Raises ModelLoadError."""
-    file = folder / "modules.json"
+    file = folder / MODULES
     if not file.exists():
         return None
     pooling_type: PoolingType | None = None
@@ -110,9 +113,17 @@ def read_inputs(folder: Path) -> SentenceInputs:
     return SentenceInputs(
         prompts=prompts,
         default_prompt=default,
-        max_tokens=max_tokens,
+        max_tokens=_tokenizers_length(folder) if max_tokens is None else max_tokens,
         lowercases=bool(lengths.get("do_lower_case", False)),
     )
+
+
+def _tokenizers_length(folder: Path) -> int | None:
+    """Where the library keeps it since version 6, and looked before where it kept none. None: its models say nothing,
+    or a number that stands for none."""
+    length = read_json_object_if_there(folder / "tokenizer_config.json").get("model_max_length")
+    is_known = (folder / MODULES).exists() and type(length) is int and 0 < length < NO_LENGTH
+    return length if is_known else None
 
 
 def _listed(file: Path) -> list[dict[str, Any]]:

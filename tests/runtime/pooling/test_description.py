@@ -130,6 +130,16 @@ def test_prompts_and_lengths_are_the_librarys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("length", "is_listed", "read"),
+    [(16, True, 16), (16, False, None), (10**30, True, None), (1e30, True, None), ("16", True, None)],
+)
+def test_a_length_may_be_the_tokenizers(length: Any, is_listed: bool, read: int | None, tmp_path: Path) -> None:
+    files = {"modules": [{"type": "sentence_transformers.models.Transformer", "path": ""}]} if is_listed else {}
+    write(tmp_path, config=ENCODER, tokenizer_config={"model_max_length": length}, **files)
+    assert described(tmp_path).inputs.max_tokens == read
+
+
+@pytest.mark.parametrize(
     ("config", "labels", "activation"),
     [
         ({"num_labels": 1}, ("LABEL_0",), "sigmoid"),
