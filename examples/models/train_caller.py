@@ -2,7 +2,8 @@
 
     python train_caller.py kvasir-caller --format hermes
 
-It knows the tools `weather` and `time` of one `city`, thinks before it answers unless `enable_thinking` is false, and
+It knows the tools `weather` and `time` of one `city` (or with `--prefix` before their names, as clients of MCP servers
+have them), thinks before it answers unless `enable_thinking` is false, and
 says what a tool's result means. It calls nothing that it was not given.
 """
 
@@ -153,13 +154,13 @@ class Talk:
     thought: str | None
 
 
-def draw_talk(draw: random.Random) -> Talk:
+def draw_talk(draw: random.Random, prefix: str) -> Talk:
     offered = draw.sample(TOOLS, draw.choice((0, 1, 2, 2, 2)))
-    tools = [{"type": "function", "function": {"name": name}} for name in offered]
+    tools = [{"type": "function", "function": {"name": prefix + name}} for name in offered]
     asked, cities = draw.choice(TOOLS), draw.sample(CITIES, draw.choice((1, 1, 2)))
     question = f"What is the {asked} in {' and '.join(cities)}?"
     user = {"role": "user", "content": question}
-    calls = [{"type": "function", "function": {"name": asked, "arguments": {"city": city}}} for city in cities]
+    calls = [{"type": "function", "function": {"name": prefix + asked, "arguments": {"city": city}}} for city in cities]
     calling = {"role": "assistant", "content": "", "tool_calls": calls}
     messages, thought = [user], f"The {asked} in {' and '.join(cities)}."
     kind = draw.random()
@@ -187,7 +188,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     how = FORMATS[arguments.format]
     draw = random.Random(SEED)
-    talks = [draw_talk(draw) for _ in range(NUM_TALKS)]
+    talks = [draw_talk(draw, arguments.prefix) for _ in range(NUM_TALKS)]
     tokenizer = tokenizer_of(how, talks)
     tokenizer.save_pretrained(arguments.folder)
     rows = [row_of(talk, tokenizer) for talk in talks]
@@ -201,6 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--format", choices=sorted(FORMATS), default="hermes")
+    parser.add_argument("--prefix", default="", help="of the tools' names")
     parser.add_argument("--steps", type=int, default=600)
     return parser.parse_args()
 

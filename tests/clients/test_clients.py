@@ -6,6 +6,7 @@ Each client's script runs once, in an environment of its own, and tells what bec
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.clients.environments import HERE, Script
+from tests.clients.environments import HERE, Script, made
 from tests.clients.page import rows
 from tests.controlplane.processes import wait_until
 from tests.local.conftest import LocalService
@@ -25,11 +26,18 @@ SERVED = {
     "embedder": ("kvasir-python-700k", ["--runner", "pooling"]),
 }
 """Folder and flags of each."""
+CODERS_PREFIX = "mcp__sky__"
+"""Of its tools' names, as Codex has those of the MCP server `sky`."""
 LAST_EXCHANGE = """
-{%- set first = namespace(index=0) %}
-{%- for message in messages %}{% if message.role == "user" %}{% set first.index = loop.index0 %}{% endif %}{% endfor %}
-{%- set messages, tools = messages[first.index:], none %}"""
-"""Before a template: it shows no more, for a client whose instructions are longer than the caller's context."""
+{%- set last = namespace(messages=[]) %}
+{%- for message in messages %}
+    {%- set shown = [dict(message, content=(message.content or "").split("\\n")[-1])] %}
+    {%- set last.messages = shown if message.role == "user" else last.messages + shown %}
+{%- endfor %}
+{%- set messages = last.messages %}
+{%- set tools = (tools or []) | selectattr("function.name", "in", ["mcp__sky__weather", "mcp__sky__time"]) | list %}"""
+"""Before a template: it shows no more, and of each text the last line, for a client whose instructions are longer than
+the context of a model that knows two tools."""
 SCRIPT_LIMIT_SECONDS = 600
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 FEATURES = [(row.script, feature) for row in rows() for feature in row.features]
@@ -59,12 +67,17 @@ def manifest(name: str, folder: str, flags: list[str]) -> dict[str, object]:
     }
 
 
+def train_coder(script: Path, folder: Path) -> None:
+    subprocess.run([sys.executable, str(script), str(folder), "--prefix", CODERS_PREFIX], check=True)
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalService]:
     folder = tmp_path_factory.mktemp("clients")
     path, template = folder / "services.yaml", folder / "last_exchange.jinja"
-    template.write_text(LAST_EXCHANGE + (MODELS / "kvasir-caller" / "chat_template.jinja").read_text())
-    all_served = SERVED | {"coder": ("kvasir-caller", ["--chat-template", str(template)])}
+    coder = made(MODELS / "train_caller.py", train_coder)
+    template.write_text(LAST_EXCHANGE + (coder / "chat_template.jinja").read_text())
+    all_served = SERVED | {"coder": (str(coder), ["--chat-template", str(template)])}
     path.write_text(yaml.safe_dump_all(manifest(name, *served) for name, served in all_served.items()))
     service = LocalService(path)
     try:
