@@ -6,7 +6,8 @@ A file has a JSON object a line: `name`, `schema`, and `tests`, each with `data`
 has them (guidance-ai/jsonschemabench). Of a folder all such `.jsonl` files are read, and its `.json` files as schemas
 without tests. Ours is beside llguidance alone, and xgrammar alone where it is installed
 (`uv pip install xgrammar`), over the same vocabulary. An instance counts as taken where some order of its properties
-is: grammars have the schema's. Orders are looked for piece by piece.
+is: grammars have the schema's. Orders are looked for piece by piece. Then answers are drawn at random from the masks:
+a schema is kept where no instance is mistaken and all of them are valid.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import jsonschema
 import llguidance
 import numpy as np
+from numpy.typing import NDArray
 from random_models import make_model
 from servers import WORK
 
@@ -33,7 +35,9 @@ from kvasir_runtime.structured.vocabulary import Matcher, Vocabulary, num_words
 
 MAX_PIECES = 20_000
 """Of an instance, in all orders that are tried."""
-MAX_DRAWN_TOKENS = 400
+NUM_DRAWN = 3
+"""Answers to a schema."""
+MAX_DRAWN_TOKENS = 200
 
 
 class Answer(Protocol):
@@ -44,6 +48,11 @@ class Answer(Protocol):
 
     def may_end(self) -> bool: ...
 
+    def allowed_tokens(self) -> tuple[NDArray[np.intp], bool]:
+        """And whether it may end."""
+
+    def with_token(self, token_id: int) -> "Answer": ...
+
 
 @dataclass
 class Counts:
@@ -52,6 +61,10 @@ class Counts:
     """Each with the reason."""
     valid_refused: list[str] = field(default_factory=list)
     invalid_accepted: list[str] = field(default_factory=list)
+    drawn: list[bool] = field(default_factory=list)
+    """Of answers that came to an end, whether each is valid."""
+    broken: list[str] = field(default_factory=list)
+    """Schemas that an answer of its own broke."""
     seconds: list[float] = field(default_factory=list)
     """A schema, to be ready for its first token."""
 
@@ -59,9 +72,13 @@ class Counts:
         milliseconds = sorted(1000 * each for each in self.seconds)
         return (
             f"| {name} | {self.compiled} | {len(self.refused)} | {len(self.valid_refused)} "
-            f"| {len(self.invalid_accepted)} | {self.compiled - len({*self.valid_refused, *self.invalid_accepted})} "
+            f"| {len(self.invalid_accepted)} | {sum(self.drawn)} of {len(self.drawn)} | {self._num_kept} "
             f"| {value_at(milliseconds, 0.5):.2f} | {value_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
         )
+
+    @property
+    def _num_kept(self) -> int:
+        return self.compiled - len({*self.valid_refused, *self.invalid_accepted, *self.broken})
 
 
 def main() -> None:
@@ -78,17 +95,16 @@ def main() -> None:
         "llguidance alone": _over(vocabulary, tokenizer, _as_it_is),
         **_xgrammar(tokenizer),
     }
-    print("| | compiled | refused | valid refused | invalid accepted | without such | ms p50 | p99 | most |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| | compiled | refused | valid refused | invalid accepted | drawn are valid | kept | ms p50 | p99 | most |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, backend in backends.items():
-        counts = _measure(backend, lines)
+        counts = _measure(backend, lines, tokenizer)
         print(counts.row(name), flush=True)
         if arguments.reasons and backend is backends["kvasir"]:
             arguments.reasons.write_text("".join(f"{each}\n" for each in counts.refused))
-    drawn = _draw(vocabulary, tokenizer, lines)
-    print(f"\n{drawn.num_valid} of {drawn.num_complete} finished answers of random tokens are valid by jsonschema;")
-    print(f"a mask over {tokenizer.vocab_size} tokens: {statistics.median(drawn.micros):.0f} us (median),", end=" ")
-    print(f"{value_at(sorted(drawn.micros), 0.99):.0f} (p99), {max(drawn.micros):.0f} (most)")
+    micros = sorted(_mask_micros(vocabulary, tokenizer, lines))
+    print(f"\na mask over {tokenizer.vocab_size} tokens: {statistics.median(micros):.0f} us (median),", end=" ")
+    print(f"{value_at(micros, 0.99):.0f} (p99), {micros[-1]:.0f} (most)")
 
 
 def schema_lines(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
@@ -120,19 +136,48 @@ class LlguidanceAnswer:
         return LlguidanceAnswer(matcher, self.tokenizer)
 
     def may_end(self) -> bool:
-        return self.matcher.copy().fill(np.zeros(num_words(self.tokenizer.vocab_size), dtype=np.int32))
+        return self.matcher.copy().fill(self._words())
+
+    def allowed_tokens(self) -> tuple[NDArray[np.intp], bool]:
+        words = self._words()
+        may_end = self.matcher.fill(words)
+        return ids_in(words), may_end
+
+    def with_token(self, token_id: int) -> "LlguidanceAnswer":
+        self.matcher.accept([token_id])
+        return self
+
+    def _words(self) -> NDArray[np.int32]:
+        return np.zeros(num_words(self.tokenizer.vocab_size), dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class XgrammarAnswer:
+    xgrammar: Any
     matcher: Any
+    vocab_size: int
+    end_id: int
 
     def followed_by(self, text: str) -> "XgrammarAnswer | None":
         matcher = self.matcher.fork()
-        return XgrammarAnswer(matcher) if matcher.accept_string(text) else None
+        return replace(self, matcher=matcher) if matcher.accept_string(text) else None
 
     def may_end(self) -> bool:
         return bool(self.matcher.is_completed())
+
+    def allowed_tokens(self) -> tuple[NDArray[np.intp], bool]:
+        words = self.xgrammar.allocate_token_bitmask(1, self.vocab_size)
+        self.matcher.fill_next_token_bitmask(words)
+        allowed = ids_in(words.numpy()[0])
+        return allowed[allowed != self.end_id], self.end_id in allowed
+
+    def with_token(self, token_id: int) -> "XgrammarAnswer":
+        self.matcher.accept_token(token_id)
+        return self
+
+
+def ids_in(words: NDArray[np.int32]) -> NDArray[np.intp]:
+    return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
 
 
 def _over(vocabulary: Vocabulary, tokenizer: Tokenizer, grammar_of: Callable[[Any], str]) -> Callable[[Any], Answer]:
@@ -155,13 +200,13 @@ def _xgrammar(tokenizer: Tokenizer) -> dict[str, Callable[[Any], Answer]]:
 
     def compile_schema(schema: Any) -> Answer:
         compiled = compiler.compile_json_schema(json.dumps(schema), strict_mode=False)
-        return XgrammarAnswer(xgrammar.GrammarMatcher(compiled))
+        return XgrammarAnswer(xgrammar, xgrammar.GrammarMatcher(compiled), len(words), tokenizer.eos_token_id)
 
     return {"xgrammar alone": compile_schema}
 
 
-def _measure(compile_schema: Callable[[Any], Answer], lines: Sequence[dict[str, Any]]) -> Counts:
-    counts = Counts()
+def _measure(compile_schema: Callable[[Any], Answer], lines: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> Counts:
+    counts, draws = Counts(), random.Random(0)
     for line in lines:
         begin = time.perf_counter()
         try:
@@ -175,7 +220,28 @@ def _measure(compile_schema: Callable[[Any], Answer], lines: Sequence[dict[str, 
             is_taken = Orders(line["schema"]).has_one_for(begun, test["data"])
             if is_taken != test["valid"]:
                 (counts.valid_refused if test["valid"] else counts.invalid_accepted).append(line["name"])
+        for _ in range(NUM_DRAWN):
+            copy = begun.followed_by("")
+            text = None if copy is None else _drawn(copy, tokenizer, draws)
+            if text is not None:
+                counts.drawn.append(_is_valid(line["schema"], text))
+                counts.broken += [] if counts.drawn[-1] else [line["name"]]
     return counts
+
+
+def _drawn(answer: Answer, tokenizer: Tokenizer, draws: random.Random) -> bytes | None:
+    """Of tokens drawn at random among the allowed; None: it came to no end."""
+    text = b""
+    for _ in range(MAX_DRAWN_TOKENS):
+        allowed, may_end = answer.allowed_tokens()
+        if may_end and (not len(allowed) or draws.random() < 0.3):
+            return text
+        if not len(allowed):
+            return None
+        token_id = int(draws.choice(allowed))
+        text += tokenizer.token_bytes(token_id)
+        answer = answer.with_token(token_id)
+    return None
 
 
 class Orders:
@@ -241,40 +307,30 @@ def _listings(schema: Any) -> Iterator[list[str]]:
         yield from _listings(part)
 
 
-@dataclass
-class Drawn:
-    num_complete: int = 0
-    num_valid: int = 0
-    micros: list[float] = field(default_factory=list)
-
-
-def _draw(vocabulary: Vocabulary, tokenizer: Tokenizer, lines: Sequence[dict[str, Any]]) -> Drawn:
-    """An answer to each schema, of tokens drawn at random among the allowed."""
-    drawn, draws = Drawn(), random.Random(0)
+def _mask_micros(vocabulary: Vocabulary, tokenizer: Tokenizer, lines: Sequence[dict[str, Any]]) -> Iterator[float]:
+    """Of each token of an answer to each schema."""
+    draws, words = random.Random(0), np.zeros(num_words(tokenizer.vocab_size), dtype=np.int32)
     for line in lines:
         try:
             matcher = vocabulary.matcher(json_schema_grammar(line["schema"])).copy()
         except GrammarError:
             continue
-        text, words = b"", np.zeros(num_words(tokenizer.vocab_size), dtype=np.int32)
         for _ in range(MAX_DRAWN_TOKENS):
             begin = time.perf_counter()
-            may_end = matcher.fill(words)
-            drawn.micros.append(1e6 * (time.perf_counter() - begin))
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-            if may_end and (not allowed or draws.random() < 0.3):
-                drawn.num_complete += 1
-                drawn.num_valid += _is_valid(line["schema"], text)
+            matcher.fill(words)
+            yield 1e6 * (time.perf_counter() - begin)
+            allowed = ids_in(words)
+            if not len(allowed):
                 break
-            token_id = draws.choice(allowed)
-            text += tokenizer.token_bytes(token_id)
-            matcher.accept([token_id])
-    return drawn
+            matcher.accept([int(draws.choice(allowed))])
 
 
 def _is_valid(schema: Any, text: bytes) -> bool:
     validator_class = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
-    return bool(validator_class(schema).is_valid(json.loads(text)))
+    try:
+        return bool(validator_class(schema).is_valid(json.loads(text)))
+    except ValueError:
+        return False
 
 
 def value_at(values: Sequence[float], share: float) -> float:

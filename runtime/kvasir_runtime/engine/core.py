@@ -202,9 +202,7 @@ class EngineCore:
         if is_idle:
             self._executor.use_idle_time()
             idle_seconds = None if self._router_feed is None else self._router_feed.wait_seconds()
-            if self._grammars:
-                idle_seconds = POLL_SECONDS if idle_seconds is None else min(POLL_SECONDS, idle_seconds)
-            messages = self._channel.receive(idle_seconds)
+            messages = self._channel.receive(0.0 if self._grammars.wait(POLL_SECONDS) else idle_seconds)
             self._last_end = self._now()
         else:
             messages = self._channel.receive(0.0)

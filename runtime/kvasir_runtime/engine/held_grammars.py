@@ -2,14 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
 from kvasir_runtime.requests.add_request import AddRequest
 from kvasir_runtime.structured.vocabulary import MAX_KEPT_GRAMMARS
 
 POLL_SECONDS = 0.002
-"""How often an engine looks that has nothing else to do."""
+"""How often an engine that has nothing else to do looks whether more has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,11 @@ class HeldGrammars:
             return False
         self._held[message.request_id] = _Held(message, preparation)
         return True
+
+    def wait(self, seconds: float) -> bool:
+        """For one to be ready, no longer than that; whether any is held."""
+        wait([each.preparation for each in self._held.values()], seconds, FIRST_COMPLETED)
+        return bool(self._held)
 
     def take_ready(self) -> list[AddRequest]:
         """In the order in which they came."""

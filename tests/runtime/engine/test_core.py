@@ -12,7 +12,6 @@ import pytest
 from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
-from kvasir_runtime.engine.held_grammars import POLL_SECONDS
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, Sleep, StepOutputs
@@ -385,7 +384,7 @@ def test_requests_are_held_until_their_grammars_are_prepared(make_core, channel,
     for _ in range(4):
         core.step()
     assert len(tokens_of(channel, "b")) == len(tokens_of(channel, "d")) == 3
-    assert channel.timeouts[-1] == POLL_SECONDS, "an idle engine looks now and then"
+    assert channel.timeouts[-1] == 0.0, "an idle engine waits for the grammar, not for messages"
     preparing["slow"][0].set_result(None)
     channel.inbox.append(add("e", grammar="slow", max_tokens=1))
     core.step()
