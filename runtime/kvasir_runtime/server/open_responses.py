@@ -331,10 +331,10 @@ def _whole(text: str) -> int | None:
 
 def _identified(item: msgspec.Raw, item_id: str) -> Json:
     """With what clients may leave out: an id, the kind of a message, and that its text is a part."""
-    listed = {"type": "message", "id": item_id} | msgspec.json.decode(item, type=Json)
+    listed: Json = {"type": "message", "id": item_id} | msgspec.json.decode(item, type=Json)
     if isinstance(text := listed.get("content"), str):
         is_answer = listed.get("role") == "assistant"
-        part = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
+        part: Json = {"type": "output_text", "annotations": []} if is_answer else {"type": "input_text"}
         listed["content"] = [part | {"text": text}]
     return listed
 

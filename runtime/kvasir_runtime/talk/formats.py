@@ -22,7 +22,32 @@ HERMES: Final = CallFormat(
     (JsonCall(),),
     opened=("<tool_call>",),
     closed=("</tool_call>",),
-    shown_by=(("<tool_call>",),),
+    shown_by=(("<tool_call>", '"name'),),
+)
+LONGCAT: Final = CallFormat(
+    (JsonCall(),),
+    opened=("<longcat_tool_call>",),
+    closed=("</longcat_tool_call>",),
+    shown_by=(("<longcat_tool_call>",),),
+)
+INTERNLM: Final = CallFormat(
+    (JsonCall("parameters"),),
+    opened=("<|action_start|><|plugin|>",),
+    closed=("<|action_end|>",),
+    shown_by=(("<|action_start|>",),),
+)
+GIGACHAT3: Final = CallFormat(
+    (JsonCall(),), opened=("<|function_call|>", "function call<|role_sep|>"), shown_by=(("<|function_call|>",),)
+)
+TOOL_CALLS: Final = CallFormat(
+    (JsonCall(),),
+    section_opened=("<tool_calls>",),
+    section_closed=("</tool_calls>",),
+    is_list=True,
+    shown_by=(("<tool_calls>", "</tool_calls>"),),
+)
+NEMOTRON: Final = replace(
+    TOOL_CALLS, section_opened=("<TOOLCALL>",), section_closed=("</TOOLCALL>",), shown_by=(("<TOOLCALL>",),)
 )
 QWEN3_CODER: Final = CallFormat(
     (
@@ -54,6 +79,12 @@ SEED: Final = CallFormat(
     ends_thought=True,
     shown_by=(("<seed:tool_call>",),),
 )
+MINICPM5: Final = CallFormat(
+    (NamedCall(Parameters(('<param name="',), ('">',), ("</param>",)), after=('">',)),),
+    opened=('<function name="',),
+    closed=("</function>",),
+    shown_by=(('<function name="', '<param name="'),),
+)
 LLAMA3_JSON: Final = CallFormat(
     (JsonCall("parameters"),),
     section_opened=("<|python_tag|>",),
@@ -69,6 +100,13 @@ PYTHONIC: Final = CallFormat(
     is_list=True,
     bare="[{",
     shown_by=(("<|python_start|>",), ("[func_name1(",)),
+)
+LFM2: Final = CallFormat(
+    PYTHONIC.bodies,
+    section_opened=("<|tool_call_start|>",),
+    section_closed=("<|tool_call_end|>",),
+    is_list=True,
+    shown_by=(("<|tool_call_start|>",), ("<|tool_list_start|>",)),
 )
 OLMO3: Final = CallFormat(
     PYTHONIC.bodies,
@@ -232,6 +270,8 @@ FORMATS: Final[dict[str, CallFormat | Channels]] = {
     "deepseek_v31": DEEPSEEK_V31,
     "glm45": GLM,
     "glm47": GLM,
+    "ling3": GLM,
+    "poolside_v1": GLM,
     "seed_oss": SEED,
     "qwen3_coder": QWEN3_CODER,
     "qwen3_xml": QWEN3_CODER,
@@ -240,14 +280,24 @@ FORMATS: Final[dict[str, CallFormat | Channels]] = {
     "phi4_mini_json": PHI4_MINI,
     "granite": GRANITE,
     "olmo3": OLMO3,
+    "lfm2": LFM2,
+    "nemotron_json": NEMOTRON,
+    "hunyuan_a13b": TOOL_CALLS,
+    "jamba": TOOL_CALLS,
+    "internlm": INTERNLM,
+    "longcat": LONGCAT,
+    "gigachat3": GIGACHAT3,
+    "minicpm5": MINICPM5,
     "pythonic": PYTHONIC,
     "llama4_pythonic": PYTHONIC,
     "hermes": HERMES,
     "qwen3_json": HERMES,
     "granite4": HERMES,
+    "ernie45": HERMES,
     "llama3_json": LLAMA3_JSON,
     "llama4_json": LLAMA3_JSON,
     "json": GENERIC_JSON,
+    "xlam": GENERIC_JSON,
 }
 """The first one that a template shows is the model's."""
 

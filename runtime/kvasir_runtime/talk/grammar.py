@@ -96,16 +96,16 @@ class _CallsGrammar:
         """Calls, from behind the first mark on."""
         space = self._grammar.space()
         closed = self._closing(self._opened, self._calls.opened, self._calls.closed)
+        ended = self._closing(self._section, self._calls.section_opened, self._calls.section_closed)
         if self._is_list:
             more = f'("," {space} {body})*' if self._is_parallel else ""
-            return f'"[" {body} {more} "]" {closed}'
+            return f'{space} "[" {body} {more} "]" {closed} {ended}'
         first = f"{space} {body} {closed}"
         call = self._grammar.rule(f"{self._grammar.text(self._opened)} {first}")
         parted = f"{json.dumps(self._calls.between)} {space}" if self._calls.between else space
         more = f"({parted} {call})*" if self._is_parallel else ""
         if not self._section:
             return f"{first} {more}"
-        ended = self._closing(self._section, self._calls.section_opened, self._calls.section_closed)
         return f"{space} {call} {more} {ended}"
 
     def _closing(self, opened: str, openings: Sequence[str], closings: Sequence[str]) -> str:

@@ -212,6 +212,58 @@ ANSWERS = [
         [Call("weather", '{"city": "Oslo"}'), NOW],
     ),
     Answer(
+        "lfm2",
+        "lfm2",
+        "Sure.<|tool_call_start|>[weather(city='Oslo', days=3), weather_now()]<|tool_call_end|>Done.",
+        [Content("Sure."), Call("weather", '{"city": "Oslo", "days": 3}'), NOW, Content("Done.")],
+    ),
+    Answer(
+        "hunyuan_a13b: a list",
+        "hunyuan_a13b",
+        f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}, {{"name": "weather_now", "arguments": {{}}}}]'
+        "</tool_calls> Done",
+        [Call("weather", ARGUMENTS), NOW, Content(" Done")],
+    ),
+    Answer(
+        "hunyuan_a13b: lines, as of MiniMax-M1",
+        "jamba",
+        f'Well\n<tool_calls>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n'
+        '{"name": "weather_now", "arguments": {}}\n</tool_calls>',
+        [Content("Well"), Call("weather", ARGUMENTS), NOW],
+    ),
+    Answer(
+        "nemotron_json",
+        "nemotron_json",
+        f'<TOOLCALL>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</TOOLCALL>',
+        [Call("weather", ARGUMENTS)],
+    ),
+    Answer(
+        "internlm",
+        "internlm",
+        f'<|action_start|><|plugin|>\n{{"name": "weather", "parameters": {ARGUMENTS}}}<|action_end|>'
+        '<|action_start|><|plugin|>{"name": "weather_now", "parameters": {}}<|action_end|>',
+        [Call("weather", ARGUMENTS), NOW],
+    ),
+    Answer(
+        "longcat",
+        "longcat",
+        f'<longcat_tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</longcat_tool_call>',
+        [Call("weather", ARGUMENTS)],
+    ),
+    Answer(
+        "gigachat3",
+        "gigachat3",
+        f'Well<|function_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}',
+        [Content("Well"), Call("weather", ARGUMENTS)],
+    ),
+    Answer(
+        "minicpm5",
+        "minicpm5",
+        f'<function name="weather"><param name="city">{ODD}</param><param name="days">3</param></function>\n'
+        '<function name="weather_now"></function>',
+        [Call("weather", ARGUMENTS), NOW],
+    ),
+    Answer(
         "mistral before v11",
         "mistral",
         f'[TOOL_CALLS][{{"name": "weather", "arguments": {ARGUMENTS}, "id": "abcDEF123"}}, '

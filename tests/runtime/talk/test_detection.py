@@ -22,6 +22,15 @@ TEMPLATES = [
     ("functiongemma", "<start_function_call>call:", "functiongemma", None),
     ("granite 3.0", "<|tool_call|> Here is my thought process:", "granite", "granite"),
     ("minimax", "<minimax:tool_call> <think>", "minimax_m2", "qwen3"),
+    ("minimax m3, which is not known", '<tool_call> <invoke name="', None, None),
+    ("apriel 1.5", '<tool_call> {"name": <tool_calls>[ ]</tool_calls>', "hunyuan_a13b", None),
+    ("nemotron", "<TOOLCALL>[ </think> <think>", "nemotron_json", "qwen3"),
+    ("lfm 2", "<|tool_list_start|>", "lfm2", None),
+    ("lfm 2.5", "<|tool_call_start|>", "lfm2", None),
+    ("internlm", "<|action_start|>", "internlm", None),
+    ("longcat", "<longcat_tool_call>", "longcat", None),
+    ("gigachat", "<|function_call|>", "gigachat3", None),
+    ("minicpm 5", '<function name="a"><param name="b">', "minicpm5", None),
     ("plain", "{{ message.content }}<|im_end|>", None, None),
 ]
 
@@ -54,4 +63,4 @@ def test_a_prompt_tells_whether_a_thought_is_open(prompt: str, is_open: bool) ->
 
 
 def test_every_format_can_be_shown_or_is_named() -> None:
-    assert [name for name, calls in FORMATS.items() if not calls.shown_by] == ["json"]
+    assert [name for name, calls in FORMATS.items() if not calls.shown_by] == ["json", "xlam"]

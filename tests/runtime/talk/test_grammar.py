@@ -67,12 +67,15 @@ SPECIAL: dict[str, Sequence[str]] = {
     "deepseek_v32": [f"{BAR}DSML{BAR}"],
     "openai": ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"],
     "granite": ["<|tool_call|>"],
+    "lfm2": ["<|tool_call_start|>", "<|tool_call_end|>"],
+    "internlm": ["<|action_start|>", "<|plugin|>", "<|action_end|>"],
+    "gigachat3": ["<|function_call|>"],
 }  # fmt: skip
 SPECIAL["deepseek_v31"] = SPECIAL["deepseek_v3"]
 NAMES = [
     "hermes", "qwen3_coder", "seed_oss", "llama3_json", "pythonic", "olmo3", "mistral", "deepseek_v3", "deepseek_v31",
     "deepseek_v32", "kimi_k2", "glm45", "gemma4", "functiongemma", "granite", "phi4_mini_json", "minimax_m2", "json",
-    "openai",
+    "openai", "lfm2", "hunyuan_a13b", "nemotron_json", "internlm", "longcat", "gigachat3", "minicpm5",
 ]  # fmt: skip
 
 BARE = [calls for calls in FORMATS.values() if isinstance(calls, CallFormat) and calls.bare]
