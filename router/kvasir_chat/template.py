@@ -7,7 +7,8 @@ longer than is good for the others, because a client chooses what they work on.
 Whether a role's content is wanted as text or as a list of parts, and where system messages may stand, is found out by
 showing the template both. Coding assistants send system messages behind another one, or behind the first turn: where a
 template does not print them, those that stand first become one, and a later one becomes a part of the user's turn at
-its place, so that conversations still begin alike.
+its place, so that conversations still begin alike. Where it refuses a turn of the user's behind another, or behind a
+tool's result, they become one.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -80,6 +82,7 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._max_seconds = max_seconds
         self._takes_of_role: dict[str, _Takes] = {}
+        self._takes_turns_behind: dict[str, bool] = {}
 
     def render(
         self,
@@ -107,7 +110,19 @@ class ChatTemplate:
         seen = self._seen(self._settled(messages))
         asked = {**self._special_tokens, **_of_effort(reasoning_effort), **variables}
         given = {**asked, "tools": tools or None, "documents": documents or None}
-        if not continue_final_message:
+        try:
+            return self._conversation_text(seen, add_generation_prompt, given, continues=continue_final_message)
+        except ConversationRefusedError:
+            completed = [_completed(tool) for tool in tools or ()]
+            if completed == [*(tools or ())]:
+                raise
+        given["tools"] = completed
+        return self._conversation_text(seen, add_generation_prompt, given, continues=continue_final_message)
+
+    def _conversation_text(
+        self, seen: list[Message], add_generation_prompt: bool | None, given: Mapping[str, Any], *, continues: bool
+    ) -> str:
+        if not continues:
             return self._text(seen, add_generation_prompt is not False, given)
         text, mark, rest = self._text([*seen[:-1], _marked(seen[-1])], False, given).rpartition(_END_OF_CONTENT)
         if not mark:
@@ -119,15 +134,29 @@ class ChatTemplate:
         return text if rest.startswith(" ") else text.rstrip()
 
     def _seen(self, messages: Sequence[Any]) -> list[Message]:
-        knows_developer = "developer" in self.source
-        seen = [_template_message(each, index, self._shaped, knows_developer) for index, each in enumerate(messages)]
+        seen = [_template_message(each, index, self._seen_role, self._shaped) for index, each in enumerate(messages)]
         if _ASKS_FOR_SHORT_IDS in self.source:
             for message in seen:
                 _shorten_ids(message)
         return seen
 
+    def _seen_role(self, role: str) -> str:
+        """OpenAI renamed `system`; most templates know the old name, and some speak of developers otherwise."""
+        return "system" if role == "developer" and not self._knows_developers else role
+
+    @cached_property
+    def _knows_developers(self) -> bool:
+        return "developer" in self.source and bool(self._prints("developer", _FIRST))
+
     def _settled(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """With system messages where the template takes them."""
+        """With system messages where the template takes them, and turns of the user as it takes those."""
+        messages = self._with_settled_systems(messages)
+        for role in ("user", "tool"):
+            if _has_turns(messages, role, "user") and not self._takes_turns(role):
+                messages = _joined_turns(messages, role, "user")
+        return messages
+
+    def _with_settled_systems(self, messages: Sequence[Any]) -> Sequence[Any]:
         if not any(map(_is_system, messages[1:])):
             return messages
         count = _num_leading(messages)
@@ -144,7 +173,23 @@ class ChatTemplate:
 
     @cached_property
     def _takes_later_systems(self) -> bool:
-        return self._prints_both([{"role": "user", "content": _FIRST}, {"role": "system", "content": _SECOND}])
+        talk = (("user", _FIRST), ("assistant", "hello"), ("system", _SECOND), ("user", "hello"))
+        return self._prints_both([{"role": role, "content": text} for role, text in talk])
+
+    def _takes_turns(self, role: str) -> bool:
+        """Whether a turn of the user's behind one of this role is not what it refuses."""
+        if role not in self._takes_turns_behind:
+            talk = _conversation(role, "hello")
+            turn = {"role": "user", "content": "hello"}
+            self._takes_turns_behind[role] = self._takes_talk([*talk, turn]) or not self._takes_talk(talk)
+        return self._takes_turns_behind[role]
+
+    def _takes_talk(self, messages: Sequence[Message]) -> bool:
+        try:
+            self._text(self._seen(messages), True, self._special_tokens)
+        except ConversationRefusedError:
+            return False
+        return True
 
     def _prints_both(self, messages: Sequence[Message]) -> bool:
         try:
@@ -212,14 +257,16 @@ class ChatTemplate:
 
 
 def _template_message(
-    message: Any, index: int, shaped: Callable[[str, str | list[Message]], str | list[Message]], knows_developer: bool
+    message: Any,
+    index: int,
+    seen_role: Callable[[str], str],
+    shaped: Callable[[str, str | list[Message]], str | list[Message]],
 ) -> Message:
-    """`shaped`: a role's content as the template takes it. Raises ConversationRefusedError."""
+    """`seen_role`, `shaped`: a role and its content as the template takes them. Raises ConversationRefusedError."""
     field = f"messages[{index}]"
     if not isinstance(message, dict) or (role := message.get("role")) not in _ROLES:
         raise ConversationRefusedError(f"{field}: it is no message with one of the roles {', '.join(_ROLES)}", field)
-    if role == "developer" and not knows_developer:
-        role = "system"  # OpenAI renamed it; most templates know the old name
+    role = seen_role(role)
     content = _content(message.get("content"), f"{field}.content")
     if content is None and role != "assistant":
         raise ConversationRefusedError(
@@ -233,6 +280,18 @@ def _template_message(
     if calls := message.get("tool_calls"):
         seen["tool_calls"] = [_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return seen
+
+
+def _completed(tool: Any) -> Any:
+    """With what OpenAI's clients may leave out of a tool and some templates print unasked."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    parameters = function.get("parameters")
+    if isinstance(parameters, dict | None):
+        parameters = {"type": "object", "properties": {}} | (parameters or {})
+    described = {"description": function.get("description") or "", "parameters": parameters}
+    return {**tool, "function": {**function, **described}}
 
 
 def _shorten_ids(message: Message) -> None:
@@ -291,18 +350,25 @@ def _gathered(messages: Sequence[Any], count: int) -> list[Any]:
 
 def _as_users(messages: Sequence[Any], start: int) -> list[Any]:
     """Those from `start` on in the user's turns; turns of the user that follow each other then are one."""
-    made = [*messages[:start]]
-    for message in messages[start:]:
-        said = {**message, "role": "user"} if _is_system(message) else message
-        if len(made) > start and _is_users(made[-1]) and _is_users(said):
-            made[-1] = {**made[-1], "content": [*_parts_of(made[-1]), *_parts_of(said)]}
+    later = [{**message, "role": "user"} if _is_system(message) else message for message in messages[start:]]
+    return [*messages[:start], *_joined_turns(later, "user", "user")]
+
+
+def _joined_turns(messages: Sequence[Any], role: str, next_role: str) -> list[Any]:
+    """What the second role says behind the first becomes parts of the first one's turn."""
+    made: list[Any] = []
+    for message in messages:
+        if made and _has_turns([made[-1], message], role, next_role):
+            made[-1] = {**made[-1], "content": [*_parts_of(made[-1]), *_parts_of(message)]}
         else:
-            made.append(said)
+            made.append(message)
     return made
 
 
-def _is_users(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "user"
+def _has_turns(messages: Sequence[Any], role: str, next_role: str) -> bool:
+    """Whether a message of the second role stands right behind one of the first."""
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    return (role, next_role) in pairwise(roles)
 
 
 def _parts_of(message: Message) -> list[Any]:
@@ -371,6 +437,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.tests["none"] = is_none
     environment.filters["tojson"] = _to_json
+    environment.filters["from_json"] = _from_json
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment
 
@@ -391,6 +458,11 @@ def _to_json(
         sort_keys=sort_keys,
         default=_plain,
     )
+
+
+def _from_json(text: str) -> Any:
+    """llama.cpp's, for arguments that are still a text."""
+    return text if isinstance(text, UnreadableArguments) else json.loads(text)
 
 
 def _plain(value: object) -> None:

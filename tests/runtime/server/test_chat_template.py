@@ -64,7 +64,11 @@ SILENT = (
         (QWEN, "usu", "<user>0\n1\n2"),
         (ALTERNATING, "usau", "<user>0\n1<assistant>2<user>3"),
         (SILENT, "ssus", "<system>0\n1<user>2\n3"),
+        (ALTERNATING, "uu", "<user>0\n1"),
+        (ALTERNATING, "uauuau", "<user>0<assistant>1<user>2\n3<assistant>4<user>5"),
+        ("{{ messages[-1].content }}", "uu", "1"),
         (TEMPLATES["chatml"], "ssus", None),
+        (TEMPLATES["chatml"], "uu", None),
     ],
 )
 def test_system_messages_stand_where_the_template_takes_them(source: str, roles: str, expected: str | None) -> None:
@@ -73,6 +77,42 @@ def test_system_messages_stand_where_the_template_takes_them(source: str, roles:
     if expected is None:  # as they are
         expected = HF.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=False)
     assert render(source, messages, add_generation_prompt=False) == expected
+
+
+@pytest.mark.parametrize(("refused", "expected"), [("user", "<tool>12\n1"), ("critic", "<tool>12<user>1")])
+def test_a_turn_behind_a_result_is_a_part_of_it_where_the_template_refuses_one(refused: str, expected: str) -> None:
+    source = (
+        "{% for m in messages %}{% if loop.previtem and loop.previtem.role == 'tool' and m.role == '" + refused + "' %}"
+        "{{ raise_exception('say something first') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "12"}
+    messages = [{"role": "user", "content": "0"}, calling, result, {"role": "user", "content": "1"}]
+    assert render(source, messages, add_generation_prompt=False) == "<user>0<assistant>" + expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'f' + f.description }}{% for name in f.parameters.properties.keys() %}{{ name }}{% endfor %}", "f"),
+        ("{{ f | tojson }}", '{"name": "f"}'),
+    ],
+)
+def test_a_tool_has_what_a_template_asks_of_it_and_no_more(source: str, expected: str) -> None:
+    source = "{% set f = tools[0].function %}" + source
+    assert render(source, [USER], tools=[{"type": "function", "function": {"name": "f"}}]) == expected
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [('{"a": 1}', "a"), ('{"a": ', "")])
+def test_arguments_may_be_read_from_json(arguments: str, expected: str) -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+        "{% if a is string %}{% set a = a | from_json %}{% endif %}{% for key, _ in a.items() %}{{ key }}{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert render(source, [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]) == expected
 
 
 def prompt_or_none(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any]) -> str | None:
@@ -286,7 +326,14 @@ def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> 
 
 @pytest.mark.parametrize(
     ("source", "role"),
-    [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{{ messages[0].role }}{# for developers #}", "system"),
+        (
+            "{% for m in messages %}{% if m.role == 'developer' %}{{ m.role }}{{ m.content }}{% endif %}{% endfor %}",
+            "developerx",
+        ),
+    ],
 )
 def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(source: str, role: str) -> None:
     assert render(source, [{"role": "developer", "content": "x"}]) == role
