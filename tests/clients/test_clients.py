@@ -27,17 +27,19 @@ SERVED = {
 }
 """Folder and flags of each."""
 CODERS_PREFIX = "mcp__sky__"
-"""Of its tools' names, as Codex has those of the MCP server `sky`."""
+"""Of its tools' names, as coding agents have those of the MCP server `sky`."""
 LAST_EXCHANGE = """
 {%- set last = namespace(messages=[]) %}
-{%- for message in messages %}
-    {%- set shown = [dict(message, content=(message.content or "").split("\\n")[-1])] %}
+{%- for message in messages if message.role in ("user", "assistant", "tool") %}
+    {%- set lines = (message.content or "").split("\\n") %}
+    {%- set asked = lines | select("in", ["Hello", "What is the weather in Paris?"]) | list %}
+    {%- set shown = [dict(message, content=(asked or lines)[-1])] %}
     {%- set last.messages = shown if message.role == "user" else last.messages + shown %}
 {%- endfor %}
 {%- set messages = last.messages %}
 {%- set tools = (tools or []) | selectattr("function.name", "in", ["mcp__sky__weather", "mcp__sky__time"]) | list %}"""
-"""Before a template: it shows no more, and of each text the last line, for a client whose instructions are longer than
-the context of a model that knows two tools."""
+"""Before a template: it shows no more, and of each text one line, for agents whose instructions are longer than the
+context of a model that knows two tools."""
 SCRIPT_LIMIT_SECONDS = 600
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1200)]
 FEATURES = [(row.script, feature) for row in rows() for feature in row.features]

@@ -22,7 +22,7 @@ HERMES: Final = CallFormat(
     (JsonCall(),),
     opened=("<tool_call>",),
     closed=("</tool_call>",),
-    shown_by=(("<tool_call>", '"name'),),
+    shown_by=(("<tool_call>",),),
 )
 LONGCAT: Final = CallFormat(
     (JsonCall(),),

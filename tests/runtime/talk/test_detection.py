@@ -22,7 +22,6 @@ TEMPLATES = [
     ("functiongemma", "<start_function_call>call:", "functiongemma", None),
     ("granite 3.0", "<|tool_call|> Here is my thought process:", "granite", "granite"),
     ("minimax", "<minimax:tool_call> <think>", "minimax_m2", "qwen3"),
-    ("minimax m3, which is not known", '<tool_call> <invoke name="', None, None),
     ("apriel 1.5", '<tool_call> {"name": <tool_calls>[ ]</tool_calls>', "hunyuan_a13b", None),
     ("nemotron", "<TOOLCALL>[ </think> <think>", "nemotron_json", "qwen3"),
     ("lfm 2", "<|tool_list_start|>", "lfm2", None),
