@@ -59,7 +59,7 @@ _ENGINES = frozenset({
     "max_dynamic_patch", "media_io_kwargs", "min_dynamic_patch", "mm_processor_kwargs", "n_discard", "n_keep",
     "ngram_corpus_id", "return_mm_kwargs", "return_token_offsets", "rid", "routed_dp_rank",
     "routed_experts_prompt_start", "routed_experts_start_len", "slot_id", "spaces_between_special_tokens",
-    "stream_interval", "truncation_side", "use_audio_in_video",
+    "stream_interval", "use_audio_in_video",
 })  # fmt: skip
 MAX_NAME_CHARS = 64  # of a key that the log names
 HINTS = _OPENAI | _REASONING | _MESSAGES | _GATEWAYS | _ENGINES
@@ -93,6 +93,7 @@ WISHES: dict[str, tuple[Any, ...]] = {
     ),
     **dict.fromkeys(("repeat_penalty", "tfs_z", "typical_p"), (None, 1)),
     **dict.fromkeys(_OLD_NAMES, NOTHING),
+    "truncation_side": (None, "left"),
     "web_search_options": (None,),
 }  # fmt: skip
 """At the top of a body. With the values that ask for nothing."""

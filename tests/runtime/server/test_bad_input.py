@@ -161,6 +161,7 @@ BAD_CHATS = [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "names 'g'"),
     ({"tools": TOOLS, "use_beam_search": True}, "use_beam_search", "with tools"),
     ({"web_search_options": {}}, "web_search_options", "does not support it"),
+    ({"truncation_side": "right"}, "truncation_side", "does not support it"),
     ({"messages": [{"role": "user", "content": "a", "tools": []}]}, "messages[0].tools", "unknown field 'tools'"),
     ({"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0].prefix", "not support it"),
     ({"top_logprobs": 3}, "top_logprobs", "only allowed with logprobs"),
