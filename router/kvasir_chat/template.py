@@ -59,6 +59,10 @@ _SYSTEM = ("system", "developer")
 _FIRST, _SECOND = _MARK.format("-first"), _MARK.format("-second")
 
 
+class _TemplateError(ConversationRefusedError):
+    """The template itself refuses."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Takes:
     """What is printed of a role's content."""
@@ -112,7 +116,7 @@ class ChatTemplate:
         given = {**asked, "tools": tools or None, "documents": documents or None}
         try:
             return self._conversation_text(seen, add_generation_prompt, given, continues=continue_final_message)
-        except ConversationRefusedError:
+        except _TemplateError:
             completed = [_completed(tool) for tool in tools or ()]
             if completed == [*(tools or ())]:
                 raise
@@ -213,7 +217,7 @@ class ChatTemplate:
                 return "".join(parts)
         except Exception as error:  # a program of the model's maker on a client's values: anything may be wrong
             message = f"the model's chat template refuses these messages: {str(error)[:MAX_SHOWN_ERROR]}"
-            raise ConversationRefusedError(message, "messages") from error
+            raise _TemplateError(message, "messages") from error
         raise ConversationRefusedError(
             f"the model's chat template made {num_chars} characters of these messages and was not at their end, but at "
             f"most {self._max_chars} in {self._max_seconds:g} seconds are made of a request; send fewer messages, "

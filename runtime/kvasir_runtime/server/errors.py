@@ -126,11 +126,11 @@ def _renamed(error: KvasirRuntimeError, names: Names) -> KvasirRuntimeError:
     """What a request of another API comes to is checked in chat's words; it is refused in its own."""
     if not isinstance(error, InvalidRequestError) or error.param is None:
         return error
-    message, param = str(error), error.param
     for pattern, name in names:
-        param, num_found = re.subn(rf"^{pattern}", name, param)
+        param, num_found = re.subn(rf"^{pattern}", name, error.param)
         if num_found:
-            return type(error)(re.sub(rf"^{pattern}", name, message), param)
+            error.args, error.param = (re.sub(rf"^{pattern}", name, str(error)),), param
+            break
     return error
 
 
