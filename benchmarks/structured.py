@@ -6,7 +6,8 @@ A file has a JSON object a line: `name`, `schema`, and `tests`, each with `data`
 has them (guidance-ai/jsonschemabench). Of a folder all such `.jsonl` files are read, and its `.json` files as schemas
 without tests. Ours is beside llguidance alone, and xgrammar alone where it is installed
 (`uv pip install xgrammar`), over the same vocabulary. An instance counts as taken where some order of its properties
-is: grammars have the schema's. Orders are looked for piece by piece. Then answers are drawn at random from the masks:
+is: grammars have the schema's. Orders are looked for piece by piece, and invalid instances of which not all were tried
+are counted (cut). Then answers are drawn at random from the masks:
 a schema is kept where no instance is mistaken and all of them are valid.
 """
 
@@ -61,6 +62,8 @@ class Counts:
     """Each with the reason."""
     valid_refused: list[str] = field(default_factory=list)
     invalid_accepted: list[str] = field(default_factory=list)
+    num_cut: int = 0
+    """Invalid instances of which not all orders were tried."""
     drawn: list[bool] = field(default_factory=list)
     """Of answers that came to an end, whether each is valid."""
     broken: list[str] = field(default_factory=list)
@@ -72,8 +75,9 @@ class Counts:
         milliseconds = sorted(1000 * each for each in self.seconds)
         return (
             f"| {name} | {self.compiled} | {len(self.refused)} | {len(self.valid_refused)} "
-            f"| {len(self.invalid_accepted)} | {sum(self.drawn)} of {len(self.drawn)} | {self._num_kept} "
-            f"| {value_at(milliseconds, 0.5):.2f} | {value_at(milliseconds, 0.99):.1f} | {milliseconds[-1]:.0f} |"
+            f"| {len(self.invalid_accepted)} ({self.num_cut} cut) | {sum(self.drawn)} of {len(self.drawn)} "
+            f"| {self._num_kept} | {value_at(milliseconds, 0.5):.2f} | {value_at(milliseconds, 0.99):.1f} "
+            f"| {milliseconds[-1]:.0f} |"
         )
 
     @property
@@ -217,7 +221,9 @@ def _measure(compile_schema: Callable[[Any], Answer], lines: Sequence[dict[str, 
         counts.compiled += 1
         counts.seconds.append(time.perf_counter() - begin)
         for test in line["tests"]:
-            is_taken = Orders(line["schema"]).has_one_for(begun, test["data"])
+            orders = Orders(line["schema"])
+            is_taken = orders.has_one_for(begun, test["data"])
+            counts.num_cut += orders.are_cut and not test["valid"]
             if is_taken != test["valid"]:
                 (counts.valid_refused if test["valid"] else counts.invalid_accepted).append(line["name"])
         for _ in range(NUM_DRAWN):
@@ -251,19 +257,23 @@ class Orders:
         self._listings = list(_listings(schema))
         self._num_pieces = 0
 
+    @property
+    def are_cut(self) -> bool:
+        """Whether there are more than were tried."""
+        return self._num_pieces > MAX_PIECES
+
     def has_one_for(self, answer: Answer, data: Any) -> bool:
         return self._takes(answer, data, lambda end: end.may_end())
 
     def _takes(self, answer: Answer | None, data: Any, goes_on: Callable[[Answer], bool]) -> bool:
         self._num_pieces += 1
-        if answer is None or self._num_pieces > MAX_PIECES:
+        if answer is None or self.are_cut:
             return False
         if isinstance(data, dict):
             return self._takes_object(answer.followed_by("{"), data, self._sorted(data), goes_on, "")
         if isinstance(data, list):
             return self._takes_list(answer.followed_by("["), data, goes_on, "")
-        end = answer.followed_by(json.dumps(data, ensure_ascii=False))
-        return end is not None and goes_on(end)
+        return _ends_with(answer, json.dumps(data, ensure_ascii=False), goes_on)
 
     def _takes_object(
         self, answer: Answer | None, data: Any, names: list[str], goes_on: Callable[[Answer], bool], comma: str
@@ -271,8 +281,7 @@ class Orders:
         if answer is None:
             return False
         if not names:
-            end = answer.followed_by("}")
-            return end is not None and goes_on(end)
+            return _ends_with(answer, "}", goes_on)
         for name in names:
             others = [each for each in names if each != name]
 
@@ -290,14 +299,18 @@ class Orders:
         if answer is None:
             return False
         if not items:
-            end = answer.followed_by("]")
-            return end is not None and goes_on(end)
+            return _ends_with(answer, "]", goes_on)
         first = answer.followed_by(comma) if comma else answer
         return self._takes(first, items[0], lambda after: self._takes_list(after, items[1:], goes_on, ", "))
 
     def _sorted(self, data: dict[str, Any]) -> list[str]:
         nearest = max(self._listings, key=lambda listing: len(data.keys() & set(listing)), default=[])
         return [name for name in nearest if name in data] + [name for name in data if name not in nearest]
+
+
+def _ends_with(answer: Answer, text: str, goes_on: Callable[[Answer], bool]) -> bool:
+    end = answer.followed_by(text)
+    return end is not None and goes_on(end)
 
 
 def _listings(schema: Any) -> Iterator[list[str]]:

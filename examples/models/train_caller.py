@@ -2,9 +2,9 @@
 
     python train_caller.py kvasir-caller --format hermes
 
-It knows the tools `weather` and `time` of one `city` (or with `--prefix` before their names, as clients of MCP servers
-have them), thinks before it answers unless `enable_thinking` is false, and
-says what a tool's result means. It calls nothing that it was not given.
+It knows the tools `weather` and `time` of one `city`, thinks before it answers unless `enable_thinking` is false, and
+says what a tool's result means. It calls nothing that it was not given. `--prefix` stands before the tools' names, as
+coding agents have those of MCP servers.
 """
 
 import argparse

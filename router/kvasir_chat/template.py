@@ -150,7 +150,9 @@ class ChatTemplate:
 
     @cached_property
     def _knows_developers(self) -> bool:
-        return "developer" in self.source and bool(self._prints("developer", _FIRST))
+        return "developer" in self.source and any(
+            self._prints("developer", content) for content in (_FIRST, [_part(_FIRST)])
+        )
 
     def _settled(self, messages: Sequence[Any]) -> Sequence[Any]:
         """With system messages where the template takes them, and turns of the user as it takes those."""

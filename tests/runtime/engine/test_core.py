@@ -1,6 +1,7 @@
 """The step loop over a channel and a device that are in memory."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ import pytest
 from tests.runtime.scheduling.step_columns import columns
 
 from kvasir_runtime.engine.core import EngineCore
+from kvasir_runtime.engine.held_grammars import HeldGrammars
 from kvasir_runtime.engine.kv_transfers import KvTransfers
 from kvasir_runtime.engine.load_report import LoadReport, LoadReporter
 from kvasir_runtime.engine.messages import Abort, AbortRequests, ApiGone, Sleep, StepOutputs
@@ -390,6 +392,25 @@ def test_requests_are_held_until_their_grammars_are_prepared(make_core, channel,
     core.step()
     assert [len(tokens_of(channel, name)) for name in "ace"] == [1, 1, 1]
     assert {grammar: len(futures) for grammar, futures in preparing.items()} == {"slow": 1, "quick": 1}
+
+
+def test_a_wait_for_grammars_ends_with_the_first_or_its_time(preparing) -> None:
+    def prepare(grammar: str) -> Future[None]:
+        [future] = preparing[grammar] = [Future()]
+        return future
+
+    held = HeldGrammars(prepare)
+    assert not held.wait(60.0), "nothing is waited for"
+    held.hold(add("a", grammar="slow"))
+    held.hold(add("b", grammar="quick"))
+    begin = time.monotonic()
+    assert held.wait(0.01)
+    assert time.monotonic() - begin >= 0.01
+    ending = threading.Timer(0.0, preparing["quick"][0].set_result, [None])
+    ending.start()
+    assert held.wait(1e6)
+    assert [message.request_id for message in held.take_ready()] == ["b"]
+    ending.join()
 
 
 def test_a_held_request_that_nobody_wants_any_more_is_forgotten(make_core, channel, preparing, grammar_executor):

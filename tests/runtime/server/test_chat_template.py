@@ -333,6 +333,11 @@ def test_what_a_template_takes_is_found_where_it_asks_for_a_system_message() -> 
             "{% for m in messages %}{% if m.role == 'developer' %}{{ m.role }}{{ m.content }}{% endif %}{% endfor %}",
             "developerx",
         ),
+        (
+            "{% for m in messages %}{% if m.role == 'developer' %}{% for p in m.content if p.text %}{{ m.role }}"
+            "{{ p.text }}{% endfor %}{% endif %}{% endfor %}",
+            "developerx",
+        ),
     ],
 )
 def test_developer_is_the_new_name_of_system_for_templates_that_do_not_know_it(source: str, role: str) -> None:

@@ -257,6 +257,12 @@ ANSWERS = [
         [Content("Well"), Call("weather", ARGUMENTS)],
     ),
     Answer(
+        "gigachat3, as before 3.1",
+        "gigachat3",
+        'function call<|role_sep|>\n{"name": "weather_now", "arguments": {}}',
+        [NOW],
+    ),
+    Answer(
         "minicpm5",
         "minicpm5",
         f'<function name="weather"><param name="city">{ODD}</param><param name="days">3</param></function>\n'
